@@ -1,0 +1,38 @@
+# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.runtime  ## asynchronous RL against two embedded engines; writes run/
+	$(BIN)/rollout-lifecycle demo $(ARGS)
+
+test: $(VENV)/.development  ## every test that needs no foreign engine
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.development  ## style, strict types, documentation, diagrams in step with the code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m docs.generate --check
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+clean:
+	rm -rf $(VENV) build dist run .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.base: 
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollout-lifecycle needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/.runtime: $(VENV)/.base pyproject.toml constraints.txt
+	$(PIP) --editable '.[all]'
+	touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	$(PIP) --group dev
+	touch $@

@@ -1,0 +1,1 @@
+"""Everything that touches the world: engines over HTTP, weight transfers, observers and front ends."""

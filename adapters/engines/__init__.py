@@ -1,0 +1,1 @@
+"""Engines: the HTTP driver, one dialect per server, and a real CPU engine to test against."""

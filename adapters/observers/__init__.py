@@ -1,0 +1,1 @@
+"""Observers: where events go."""

@@ -1,0 +1,1 @@
+"""Weight transfers: how tensors travel from the trainer to the engines."""

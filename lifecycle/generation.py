@@ -1,0 +1,89 @@
+"""Generation requests and what comes back."""
+
+from typing import Any
+
+from attrs import field, frozen
+
+
+def _positive(_: object, attribute: Any, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{attribute.name} must be at least 1, got {value}")
+
+
+def _token_ids(_: object, attribute: Any, value: tuple[int, ...]) -> None:
+    if not value:
+        raise ValueError(f"{attribute.name} must hold at least one token")
+
+
+def _tuple(values: Any) -> tuple[Any, ...]:
+    return tuple(values)
+
+
+@frozen(kw_only=True)
+class GenerationRequest:
+    """What to generate. Frozen: vary it with `attrs.evolve`; a retry never shares a list with the original."""
+
+    input_ids: tuple[int, ...] = field(converter=_tuple, validator=_token_ids)
+    max_new_tokens: int = field(validator=_positive)
+    max_tokens: int | None = field(default=None, validator=_positive)
+    """Context limit: prompt and generated tokens together. `None`: the engine's own."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: every token."""
+    stop: tuple[str, ...] = field(default=(), converter=_tuple)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_tuple)
+    ignore_eos: bool = False
+    request_id: str | None = None
+    session: str | None = None
+    """Requests of one session go to one engine while it serves."""
+    images: tuple[str, ...] = field(default=(), converter=_tuple)
+    extra: dict[str, Any] = field(factory=dict)
+    """Passed through to the server's sampling parameters."""
+
+
+@frozen(kw_only=True)
+class VersionSpan:
+    """Tokens `start` to `end` (exclusive) of a segment were made by the weights labelled `label`."""
+
+    label: str
+    start: int
+    end: int
+
+
+@frozen(kw_only=True)
+class Segment:
+    """The tokens that one HTTP request generated."""
+
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Natural log-probabilities under the sampling engine's weights, one a token."""
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+    spans: tuple[VersionSpan, ...] | None = None
+    """As the engine reports them; `None` where it does not."""
+    engine: str = ""
+    versions: tuple[int | None, ...] = ()
+    """One a token: from the spans, or the version pinned when the request was sent."""
+    exact: bool = True
+    """`False`: a publication happened within the request and the engine does not report which token it fell on; then
+    `versions` holds the oldest version that can have made each token."""
+
+
+@frozen(kw_only=True)
+class Generation:
+    """A whole generation, over however many interruptions."""
+
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int | None, ...]
+    """One a token."""
+    segments: tuple[Segment, ...]
+    finish_reason: str
+    """`stop` or `length`; `abort` only after `Lifecycle.abort_generation()`."""
+
+    @property
+    def interruptions(self) -> int:
+        """How often it was aborted and taken up again."""
+        return max(0, len(self.segments) - 1)

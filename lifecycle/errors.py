@@ -92,7 +92,7 @@ class EngineFailure(LifecycleError):
 class OperationFailed(LifecycleError, ExceptionGroup[Exception]):
     """An operation failed. `exceptions` holds one `EngineFailure` for each engine that failed, and any local cause."""
 
-    def derive(self, excs: Sequence[Exception]) -> Self:
+    def derive(self, excs: Sequence[Exception], /) -> Self:  # type: ignore[override]
         """Return the same kind of error over other causes, as `except*` asks for."""
         return type(self)(self.message, excs)
 

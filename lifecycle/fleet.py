@@ -1,6 +1,7 @@
 """What is known about each engine, and where it stands. Synchronous; decides nothing by itself."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -61,7 +62,7 @@ class Fleet(Mapping[str, EngineFacts]):
     def __len__(self) -> int:
         return len(self._facts)
 
-    def update(self, name: str, **changes: object) -> EngineFacts:
+    def update(self, name: str, **changes: Any) -> EngineFacts:
         """Replace the facts of `name` and return them."""
         facts = self._facts[name] = evolve(self._facts[name], **changes)
         return facts

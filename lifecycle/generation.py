@@ -2,12 +2,8 @@
 
 from typing import Any
 
+import attrs
 from attrs import field, frozen
-
-
-def _positive(_: object, attribute: Any, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ValueError(f"{attribute.name} must be at least 1, got {value}")
 
 
 def _token_ids(_: object, attribute: Any, value: tuple[int, ...]) -> None:
@@ -24,8 +20,8 @@ class GenerationRequest:
     """What to generate. Frozen: vary it with `attrs.evolve`; a retry never shares a list with the original."""
 
     input_ids: tuple[int, ...] = field(converter=_tuple, validator=_token_ids)
-    max_new_tokens: int = field(validator=_positive)
-    max_tokens: int | None = field(default=None, validator=_positive)
+    max_new_tokens: int = field(validator=attrs.validators.ge(1))
+    max_tokens: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
     """Context limit: prompt and generated tokens together. `None`: the engine's own."""
     temperature: float = 1.0
     """0 is greedy."""

@@ -23,15 +23,15 @@ class EngineFacts:
     dirty: bool = False
     """Its weights may be partly written."""
     paused: bool | None = None
-    """As last reported or acknowledged."""
+    """Its scheduler has stopped, as last reported or acknowledged; `None`: not known."""
+    idle: bool = False
+    """It has proven, since the pause that stands, that no request is left in it."""
     asleep: bool = False
     world_size: int = 1
     session: bool = False
     """A weight-update session was opened and is not known to be closed."""
     touched: bool = False
     """A transfer was sent within the open session, so that closing it cannot restore the old weights."""
-    proving: bool = False
-    """It has taken a publication and awaits the canary before anything is routed to it."""
 
     @property
     def reachable(self) -> bool:

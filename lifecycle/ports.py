@@ -24,8 +24,9 @@ class Capabilities:
     pause_modes: frozenset[PauseMode]
     transfers: frozenset[str] = frozenset({"broadcast", "disk"})
     """Kinds of `Channel` it can receive from."""
-    at_risk_from_begin: bool = False
-    """Its weights may be partly written as soon as `BeginUpdate` is sent (vLLM), not only from the first transfer."""
+    at_risk_from_begin: frozenset[str] = frozenset()
+    """Kinds of channel for which weights may be partly written as soon as `BeginUpdate` is sent (vLLM's broadcast), not
+    only from the first transfer."""
     reports_versions: bool = False
     """Its replies say which weight version made which token, exactly."""
 
@@ -189,7 +190,7 @@ def _nothing() -> None:
 
 
 class EnginePort(Protocol):
-    """One inference server behind one base URL. Implementations report failures as outcomes; they raise only on bugs."""
+    """One inference server behind one base URL. It reports failures as outcomes, and raises only on bugs."""
 
     @property
     def name(self) -> str:

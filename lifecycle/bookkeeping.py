@@ -1,0 +1,221 @@
+"""What is known before and after each request: the only place where facts about engines change.
+
+Synchronous and pure but for the events it emits, so that a model checker can drive it as the driver does.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import events as e
+from .cohort import Cohort
+from .fleet import EngineFacts, incarnation_changed, version_of
+from .ports import Acknowledgement, Capabilities
+from .recorder import Recorder
+from .states import Outcome, Standing
+
+
+class Bookkeeper:
+    """Turns requests and their outcomes into facts, debts and standings."""
+
+    def __init__(self, cohort: Cohort, recorder: Recorder, capabilities: Callable[[str], Capabilities]) -> None:
+        self._cohort = cohort
+        self._recorder = recorder
+        self._capabilities = capabilities
+        self._after: Mapping[type[e.Request], Callable[[Any, Acknowledgement, EngineFacts], None]] = {
+            e.ProbeEngine: self._probed,
+            e.PauseGeneration: self._paused,
+            e.ContinueGeneration: self._continued,
+            e.ProvePaused: self._proven,
+            e.BeginUpdate: self._begun,
+            e.TransferWeights: self._transferred,
+            e.FinishUpdate: self._finished,
+            e.VerifyWeights: self._verified,
+            e.AbandonUpdate: self._abandoned,
+        }
+
+    def sending(self, request: e.Request) -> None:
+        """Note what may become true once `request` is out. Called before anything is written to the engine."""
+        name = request.engine
+        if name is None:
+            raise ValueError(f"{type(request).__name__} names no engine")
+        cohort = self._cohort
+        match request:
+            case e.PauseGeneration():
+                cohort.ledger.owe(name, mode=request.mode, epoch=cohort.epoch)
+                cohort.fleet.update(name, paused=None, idle=False)
+            case e.ContinueGeneration():
+                if cohort.fleet[name].dirty:
+                    raise RuntimeError(f"{name} is dirty and must not be continued")
+            case e.BeginUpdate():
+                cohort.fleet.update(name, session=True, touched=False)
+                if request.kind in self._capabilities(name).at_risk_from_begin:
+                    self.dirty(name, "an update was begun")
+            case e.TransferWeights():
+                cohort.fleet.update(name, touched=True)
+                self.dirty(name, "weights are being written")
+            case _:
+                pass
+
+    def record(self, request: e.Request, acknowledgement: Acknowledgement, seconds: float) -> None:
+        """Record the outcome of `request` as its fact, and draw the consequences."""
+        if request.engine is None or request.fact is None:
+            raise ValueError(f"{type(request).__name__} is not a request to an engine")
+        facts = self._cohort.fleet[request.engine]
+        self._recorder.emit(
+            request.fact,
+            engine=facts.name,
+            outcome=acknowledgement.outcome,
+            detail=acknowledgement.detail[:500],
+            request=request.seq,
+            seconds=seconds,
+            **_particulars(request, acknowledgement),
+        )
+        if (consequence := self._after.get(type(request))) is not None:
+            consequence(request, acknowledgement, facts)
+        if acknowledgement.unreachable:
+            self.fence(facts.name, Standing.LOST, acknowledgement.detail or "unreachable")
+
+    # ------------------------------------------------------------------------------------------------------ standings
+
+    def fence(self, name: str, standing: Standing, reason: str) -> None:
+        """Take an engine out of service. A lost engine stays lost until a probe answers."""
+        facts = self._cohort.fleet[name]
+        if facts.standing is Standing.LOST and standing is Standing.STALE:
+            return
+        self._stand(facts, standing, reason)
+
+    def found(self, name: str, reason: str) -> None:
+        """Count a reachable engine as stale, also one that was lost."""
+        self._stand(self._cohort.fleet[name], Standing.STALE, reason)
+
+    def serve(self, name: str) -> None:
+        """Put an engine into service."""
+        self._stand(self._cohort.fleet[name], Standing.SERVING, "")
+
+    def dirty(self, name: str, reason: str) -> None:
+        """Count the engine's weights as partly written from here on."""
+        if not self._cohort.fleet[name].dirty:
+            if (publication := self._cohort.publication) is not None:
+                publication.dirtied.add(name)
+            self._cohort.fleet.update(name, dirty=True)
+            self._recorder.emit(e.EngineDirtied, engine=name)
+        self.fence(name, Standing.STALE, reason)
+
+    def clean(self, name: str, reason: str) -> None:
+        """Count the engine's weights as whole again."""
+        if self._cohort.fleet[name].dirty:
+            self._cohort.fleet.update(name, dirty=False)
+            self._recorder.emit(e.EngineCleaned, engine=name, reason=reason)
+
+    def settle_debt(self, name: str, settled: bool, reason: str) -> None:
+        """Tell the world that a debt is matched, where it is."""
+        if settled:
+            self._recorder.emit(e.DebtSettled, engine=name, reason=reason)
+
+    def _stand(self, facts: EngineFacts, standing: Standing, reason: str) -> None:
+        self._cohort.fleet.update(facts.name, standing=standing, reason=reason)
+        if facts.standing is not standing:
+            self._recorder.emit(
+                e.StandingChanged, engine=facts.name, before=facts.standing, after=standing, reason=reason[:500]
+            )
+
+    # --------------------------------------------------------------------------------------------------- consequences
+
+    def _probed(self, _: e.ProbeEngine, ack: Acknowledgement, facts: EngineFacts) -> None:
+        report = ack.report
+        if not ack.done or report is None:
+            self.fence(facts.name, Standing.LOST, ack.detail or "does not answer")
+            return
+        ledger = self._cohort.ledger
+        if incarnation_changed(facts, report):
+            self.settle_debt(facts.name, ledger.forget(facts.name), "the server process is a new one")
+            self._cohort.fleet.update(facts.name, session=False, touched=False, paused=None, idle=False)
+            self.clean(facts.name, "the server process is a new one")
+        if report.paused is False:
+            self.settle_debt(facts.name, ledger.seen_running(facts.name), "a probe says that it runs")
+        self._cohort.fleet.update(
+            facts.name,
+            incarnation=report.incarnation,
+            version=version_of(self._cohort.run, report.label),
+            paused=report.paused,
+            idle=facts.idle and report.paused is not False,
+            asleep=report.asleep,
+            world_size=report.world_size,
+        )
+        if report.whole is False:
+            self.dirty(facts.name, "an update is open or was left half-way")
+
+    def _paused(self, _: e.PauseGeneration, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.done:
+            self._cohort.ledger.confirm(facts.name)
+            self._cohort.fleet.update(facts.name, paused=ack.stopped, idle=bool(ack.idle))
+        elif ack.outcome is Outcome.NOT_DONE:
+            self.settle_debt(facts.name, self._cohort.ledger.cancel(facts.name), "the pause did not happen")
+
+    def _continued(self, _: e.ContinueGeneration, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.done:
+            self._cohort.fleet.update(facts.name, paused=False, idle=False)
+            self.settle_debt(facts.name, self._cohort.ledger.continued(facts.name), "continued")
+
+    def _proven(self, _: e.ProvePaused, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.done:
+            self._cohort.fleet.update(facts.name, paused=ack.stopped, idle=bool(ack.idle))
+
+    def _begun(self, _: e.BeginUpdate, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if (publication := self._cohort.publication) is None:
+            return
+        if ack.done:
+            publication.opened.add(facts.name)
+        elif ack.outcome is Outcome.NOT_DONE:
+            self._cohort.fleet.update(facts.name, session=False)
+            self._restore(facts.name, "the update was not begun")
+
+    def _transferred(self, _: e.TransferWeights, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.untouched and not ack.done and self._cohort.publication and self._cohort.publication.sent == 1:
+            self._cohort.fleet.update(facts.name, touched=False)
+
+    def _finished(self, _: e.FinishUpdate, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.done and self._cohort.publication is not None:
+            self._cohort.publication.finished.add(facts.name)
+            self._cohort.fleet.update(facts.name, session=False)
+
+    def _verified(self, _: e.VerifyWeights, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.done and self._cohort.publication is not None:
+            self._cohort.publication.verified.add(facts.name)
+
+    def _abandoned(self, _: e.AbandonUpdate, ack: Acknowledgement, facts: EngineFacts) -> None:
+        if ack.done:
+            self._cohort.fleet.update(facts.name, session=False)
+            if ack.untouched and not facts.touched:
+                self._restore(facts.name, "the update was closed before any weight was sent")
+
+    def _restore(self, name: str, reason: str) -> None:
+        """Give a member back what the publication took: it is untouched, so it stands as it stood before."""
+        publication = self._cohort.publication
+        if publication is None or name not in publication.dirtied:
+            return
+        publication.dirtied.discard(name)
+        self.clean(name, reason)
+        if self._cohort.fleet[name].version == self._cohort.version and self._cohort.version is not None:
+            self.serve(name)
+
+
+def _particulars(request: e.Request, ack: Acknowledgement) -> dict[str, Any]:
+    """Return what this request's fact says beyond its outcome."""
+    match request:
+        case e.ProbeEngine() if ack.report is not None:
+            report = ack.report
+            return {
+                "paused": report.paused,
+                "whole": report.whole,
+                "label": report.label,
+                "incarnation": report.incarnation,
+            }
+        case e.PauseGeneration():
+            return {"mode": request.mode, "stopped": ack.stopped, "idle": ack.idle}
+        case e.ProvePaused():
+            return {"stopped": ack.stopped, "idle": ack.idle}
+        case e.TransferWeights():
+            return {"index": request.index}
+        case _:
+            return {}

@@ -1,0 +1,137 @@
+"""The journal: one event a line, JSON. Written before a request goes out and after its outcome is known."""
+
+import json
+import os
+import types
+import typing
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .errors import JournalUnreadable
+from .events import Event, all_events
+
+
+def encode(event: Event) -> str:
+    """Return `event` as one line of JSON, without the newline. Fields that stay in the process are left out."""
+    fields = {"event": type(event).__name__}
+    for name in _journalled(type(event)):
+        value = getattr(event, name)
+        fields[name] = value.value if isinstance(value, Enum) else value
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def decode(line: str, number: int = 1) -> Event:
+    """Return the event that `line` holds. Raises `JournalUnreadable`, naming the line by `number`."""
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise JournalUnreadable(number, f"not JSON: {error}") from error
+    kind = _vocabulary().get(fields.pop("event", None)) if isinstance(fields, dict) else None
+    if kind is None:
+        raise JournalUnreadable(number, "not an event that a lifecycle writes")
+    expected = _converters(kind)
+    if odd := set(fields) ^ set(expected):
+        raise JournalUnreadable(number, f"{kind.__name__}: missing or unknown fields {sorted(odd)}")
+    try:
+        return kind(**{name: convert(fields[name]) for name, convert in expected.items()})
+    except (TypeError, ValueError) as error:
+        raise JournalUnreadable(number, f"{kind.__name__}: {error}") from error
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[tuple[int, Event]]:
+    """Yield (line number, event). A torn last line is what a kill leaves, and is passed over.
+
+    Raises `JournalUnreadable` for any other line that is not an event, and `OSError` where the file cannot be read.
+    """
+    with Path(path).open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith("\n"):
+                return
+            yield number, decode(line, number)
+
+
+class Journal:
+    """Append events to a file, continuing the history that it holds. Not shared between processes."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.last_seq = self._repair()
+        self._file = self.path.open("a", encoding="utf-8", newline="\n")
+        self._error: OSError | None = None
+
+    def write(self, event: Event) -> None:
+        """Append an event and pass it to the operating system, so that it survives this process."""
+        if self._file.closed:
+            return
+        try:
+            self._file.write(encode(event) + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._error = error
+
+    def sync(self) -> None:
+        """Flush to disk. Raises `OSError`, also for a write that failed before: then no pause may go out."""
+        if self._error is not None:
+            raise OSError(f"the journal {self.path} cannot be written") from self._error
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def _repair(self) -> int:
+        """Cut off a torn last line, and return the number of the last event."""
+        if not self.path.exists():
+            return 0
+        last = 0
+        for _, event in read(self.path):
+            last = event.seq
+        content = self.path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.truncate(self.path, content.rfind(b"\n") + 1)
+        return last
+
+
+@cache
+def _vocabulary() -> dict[str, type[Event]]:
+    return all_events()
+
+
+@cache
+def _journalled(kind: type[Event]) -> tuple[str, ...]:
+    return tuple(f.name for f in attrs.fields(kind) if f.metadata.get("journal", True))
+
+
+@cache
+def _converters(kind: type[Event]) -> dict[str, Callable[[Any], Any]]:
+    types_of = typing.get_type_hints(kind)
+    return {name: _converter(types_of[name]) for name in _journalled(kind)}
+
+
+def _converter(declared: Any) -> Callable[[Any], Any]:
+    options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    if any(isinstance(option, type) and issubclass(option, Enum) for option in options):
+        return typing.cast("Callable[[Any], Any]", options[0])
+    if typing.get_origin(declared) is tuple:
+        return _strings
+    accepted = tuple(int if option is float else option for option in options) + options
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in options):
+            raise TypeError(f"{value!r} is not of type {declared}")
+        return value
+
+    return check
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TypeError(f"{value!r} is not a list of strings")
+    return tuple(value)

@@ -1,1 +1,40 @@
-"""An explicit state machine for the hand-over of new weights to inference engines."""
+"""An explicit state machine for the hand-over of new weights to inference engines.
+
+Begin with `lifecycle.table`, the transition table; `Lifecycle` is what a trainer holds.
+"""
+
+from . import errors, events
+from .cohort import FleetPolicy
+from .controller import Lifecycle
+from .deadlines import Deadlines
+from .generation import Generation, GenerationRequest, Segment
+from .ledger import PauseLedger
+from .machine import LifecycleMachine
+from .staleness import StalenessBudget, Ticket
+from .states import Outcome, PauseMode, Standing, State, Trigger
+from .table import TRANSITIONS, Transition
+from .views import EngineView, PublishReport
+
+__all__ = [
+    "TRANSITIONS",
+    "Deadlines",
+    "EngineView",
+    "FleetPolicy",
+    "Generation",
+    "GenerationRequest",
+    "Lifecycle",
+    "LifecycleMachine",
+    "Outcome",
+    "PauseLedger",
+    "PauseMode",
+    "PublishReport",
+    "Segment",
+    "StalenessBudget",
+    "Standing",
+    "State",
+    "Ticket",
+    "Transition",
+    "Trigger",
+    "errors",
+    "events",
+]

@@ -96,7 +96,7 @@ class Bookkeeper:
         """Count the engine's weights as partly written from here on."""
         if not self._cohort.fleet[name].dirty:
             if (publication := self._cohort.publication) is not None:
-                publication.dirtied.add(name)
+                publication.dirtied[name] = self._cohort.fleet[name].standing
             self._cohort.fleet.update(name, dirty=True)
             self._recorder.emit(e.EngineDirtied, engine=name)
         self.fence(name, Standing.STALE, reason)
@@ -194,9 +194,8 @@ class Bookkeeper:
         publication = self._cohort.publication
         if publication is None or name not in publication.dirtied:
             return
-        publication.dirtied.discard(name)
         self.clean(name, reason)
-        if self._cohort.fleet[name].version == self._cohort.version and self._cohort.version is not None:
+        if publication.dirtied.pop(name) is Standing.SERVING and self._cohort.fleet[name].reachable:
             self.serve(name)
 
 

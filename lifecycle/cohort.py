@@ -6,7 +6,7 @@ from .fleet import Fleet
 from .ledger import PauseLedger
 from .ports import Channel
 from .staleness import StalenessBudget, Unlimited
-from .states import PauseMode
+from .states import PauseMode, Standing
 
 
 def _known(_: object, __: object, value: str) -> None:
@@ -54,8 +54,8 @@ class Publication:
     label: str
     channel: Channel
     members: tuple[str, ...]
-    dirtied: set[str] = field(factory=set)
-    """Members whose weights were whole before: they are whole again if the engine proves itself untouched."""
+    dirtied: dict[str, Standing] = field(factory=dict)
+    """Members whose weights were whole before, and how they stood: so they stand again if proven untouched."""
     opened: set[str] = field(factory=set)
     """Members whose session is open."""
     sent: int = 0
@@ -86,6 +86,8 @@ class Cohort:
     epoch: int = 0
     submission_open: bool = False
     generation_held: bool = False
+    pause_seconds: float = 0.0
+    """For how long generation was held the last time."""
     mode: PauseMode = PauseMode.ABORT
     """Of the pause that stands or is being attempted."""
     publication: Publication | None = None

@@ -83,3 +83,60 @@ class Generation:
     def interruptions(self) -> int:
         """How often it was aborted and taken up again."""
         return max(0, len(self.segments) - 1)
+
+
+class GenerationInProgress:
+    """The pure half of a generation: what was generated so far, and what to ask for next."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._segments: list[Segment] = []
+        self._tokens: list[int] = []
+        budget = request.max_new_tokens
+        if request.max_tokens is not None:
+            budget = min(budget, request.max_tokens - len(request.input_ids))
+        self._budget = max(0, budget)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated, by budget and by context."""
+        return self._budget - len(self._tokens)
+
+    def next_request(self) -> GenerationRequest:
+        """Return the request that goes on after the tokens so far: prompt + tokens, with the remaining budget."""
+        return attrs.evolve(
+            self._request,
+            input_ids=(*self._request.input_ids, *self._tokens),
+            max_new_tokens=self.remaining,
+        )
+
+    def add(self, segment: Segment) -> bool:
+        """Take in a segment, but never more than the budget. Returns whether the generation has come to its end."""
+        if len(segment.output_ids) > self.remaining:
+            segment = _cut(segment, self.remaining)
+        if segment.output_ids or segment.finish_reason != "abort":
+            self._segments.append(segment)
+        self._tokens.extend(segment.output_ids)
+        return segment.finish_reason != "abort" or self.remaining <= 0
+
+    def result(self, finish_reason: str | None = None) -> Generation:
+        """Return the whole. An abort exactly at the budget is `length`: nothing was left to generate."""
+        reason = finish_reason or (self._segments[-1].finish_reason if self._segments else "length")
+        return Generation(
+            output_ids=tuple(self._tokens),
+            logprobs=tuple(logprob for s in self._segments for logprob in s.logprobs),
+            versions=tuple(version for s in self._segments for version in s.versions),
+            segments=tuple(self._segments),
+            finish_reason="length" if reason == "abort" and self.remaining <= 0 else reason,
+        )
+
+
+def _cut(segment: Segment, count: int) -> Segment:
+    """Drop tokens that an engine made beyond what it was asked for."""
+    return attrs.evolve(
+        segment,
+        output_ids=segment.output_ids[:count],
+        logprobs=segment.logprobs[:count],
+        versions=segment.versions[:count],
+        finish_reason="length",
+    )

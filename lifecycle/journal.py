@@ -6,7 +6,6 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from .events import Event, all_events
 def encode(event: Event) -> str:
     """Return `event` as one line of JSON, without the newline. Fields that stay in the process are left out."""
     fields = {"event": type(event).__name__}
-    for name in _journalled(type(event)):
+    for name in _JOURNALLED[type(event)]:
         value = getattr(event, name)
         fields[name] = value.value if isinstance(value, Enum) else value
     return json.dumps(fields, separators=(",", ":"))
@@ -31,10 +30,10 @@ def decode(line: str, number: int = 1) -> Event:
         fields = json.loads(line)
     except ValueError as error:
         raise JournalUnreadable(number, f"not JSON: {error}") from error
-    kind = _vocabulary().get(fields.pop("event", None)) if isinstance(fields, dict) else None
+    kind = _VOCABULARY.get(fields.pop("event", None)) if isinstance(fields, dict) else None
     if kind is None:
         raise JournalUnreadable(number, "not an event that a lifecycle writes")
-    expected = _converters(kind)
+    expected = _CONVERTERS[kind]
     if odd := set(fields) ^ set(expected):
         raise JournalUnreadable(number, f"{kind.__name__}: missing or unknown fields {sorted(odd)}")
     try:
@@ -99,22 +98,6 @@ class Journal:
         return last
 
 
-@cache
-def _vocabulary() -> dict[str, type[Event]]:
-    return all_events()
-
-
-@cache
-def _journalled(kind: type[Event]) -> tuple[str, ...]:
-    return tuple(f.name for f in attrs.fields(kind) if f.metadata.get("journal", True))
-
-
-@cache
-def _converters(kind: type[Event]) -> dict[str, Callable[[Any], Any]]:
-    types_of = typing.get_type_hints(kind)
-    return {name: _converter(types_of[name]) for name in _journalled(kind)}
-
-
 def _converter(declared: Any) -> Callable[[Any], Any]:
     options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
     if any(isinstance(option, type) and issubclass(option, Enum) for option in options):
@@ -135,3 +118,12 @@ def _strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError(f"{value!r} is not a list of strings")
     return tuple(value)
+
+
+_VOCABULARY = all_events()
+_JOURNALLED = {
+    kind: tuple(f.name for f in attrs.fields(kind) if f.metadata.get("journal", True)) for kind in _VOCABULARY.values()
+}
+_CONVERTERS = {
+    kind: {name: _converter(typing.get_type_hints(kind)[name]) for name in names} for kind, names in _JOURNALLED.items()
+}

@@ -103,22 +103,23 @@ class LifecycleMachine:
 
         Raises `TransitionRefused` with the proof that does not hold, and stays; the attempt is still in flight then.
         """
-        self._check_current(attempt)
         row = row or attempt.row
-        if refused := self._first_refusal(row.proofs, attempt.intent):
-            raise TransitionRefused(attempt.trigger, self.state, *refused)
+        self.prove(attempt, row)
         self._graph.events[attempt.trigger.name].trigger(self._model, row=row)
         self._attempt = None
         return self.state
+
+    def prove(self, attempt: Attempt, row: Transition) -> None:
+        """Check the proofs of `row` and stay. Raises as `commit` does."""
+        if self._attempt is not attempt:
+            raise Busy(self.in_flight)
+        if refused := self._first_refusal(row.proofs, attempt.intent):
+            raise TransitionRefused(attempt.trigger, self.state, *refused)
 
     def roll_back(self, attempt: Attempt) -> None:
         """Give the attempt up; the state stays. Harmless when CLOSE or FAULT has replaced it."""
         if self._attempt is attempt:
             self._attempt = None
-
-    def _check_current(self, attempt: Attempt) -> None:
-        if self._attempt is not attempt:
-            raise Busy(self.in_flight)
 
     def _first_refusal(self, conditions: tuple[Condition, ...], intent: Intent) -> tuple[str, str] | None:
         for condition in conditions:

@@ -45,7 +45,7 @@ class Recorder:
         self._pending: deque[Event] = deque()
         self._delivering = False
 
-    def emit(self, kind: type[E], **fields: Any) -> E:
+    def emit(self, kind: type[E], /, **fields: Any) -> E:
         """Make an event of `kind`, write it, deliver it, and return it."""
         self._seq += 1
         event = kind(

@@ -94,14 +94,14 @@ class StalenessBudget:
 
     def admit(self) -> Ticket:
         """Take a unit of capacity. Raises `NoCapacity` when there is none."""
-        return self.issue(self.settle)
+        return self.issue(self.settle, version=self.version)
 
-    def issue(self, settle: Callable[[Ticket, bool], None]) -> Ticket:
+    def issue(self, settle: Callable[[Ticket, bool], None], *, version: int | None) -> Ticket:
         """Take a unit of capacity; whoever gives out the ticket sees to it that `settle` calls `self.settle`, once."""
         if (capacity := self.capacity()) < 1:
             raise NoCapacity(f"staleness capacity is {capacity} at version {self.version}")
         self.running += 1
-        return Ticket(next(self._ids), self.version, settle=settle)
+        return Ticket(next(self._ids), version, settle=settle)
 
     def settle(self, ticket: Ticket, accepted: bool) -> None:
         """Return the unit of capacity that `ticket` holds."""

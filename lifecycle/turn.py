@@ -1,0 +1,70 @@
+"""Whose turn it is: one operation at a time holds the lifecycle, and the last one takes it from whoever holds it."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from .errors import Busy, LifecycleClosed, Reentrant
+from .states import Trigger
+
+T = TypeVar("T")
+
+
+class Turn:
+    """Lets operations in one by one, first come first served, until `take_last` ends them all."""
+
+    def __init__(self, in_flight: Callable[[], Trigger | None]) -> None:
+        self._in_flight = in_flight
+        self._lock = anyio.Lock()
+        self._holder: int | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._closing = False
+        self._closed = False
+
+    async def take(self, work: Callable[[], Awaitable[T]], *, wait: bool = True) -> T:
+        """Do `work` while nobody else does.
+
+        Raises `Busy` where it would have to wait and `wait` is false, `Reentrant` from within the operation that holds
+        the turn, and `LifecycleClosed` when the last turn was taken before or meanwhile.
+
+        Cancellation: `work` is cancelled; the turn passes on.
+        """
+        self._refuse_reentrance()
+        if wait:
+            await self._lock.acquire()
+        else:
+            try:
+                self._lock.acquire_nowait()
+            except anyio.WouldBlock:
+                raise Busy(self._in_flight()) from None
+        try:
+            if self._closing:
+                raise LifecycleClosed("the lifecycle is closed")
+            self._holder = anyio.get_current_task().id
+            with anyio.CancelScope() as self._scope:
+                return await work()
+            raise LifecycleClosed("the lifecycle was closed during the operation")
+        finally:
+            self._holder = self._scope = None
+            self._lock.release()
+
+    async def take_last(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Cancel whoever holds the turn, do `work` once, and let nobody in afterwards. Idempotent.
+
+        Cancellation: shielded.
+        """
+        self._refuse_reentrance()
+        self._closing = True
+        with anyio.CancelScope(shield=True):
+            if self._scope is not None:
+                self._scope.cancel()
+            async with self._lock:
+                if not self._closed:
+                    self._closed = True
+                    await work()
+
+    def _refuse_reentrance(self) -> None:
+        if self._holder is not None and self._holder == anyio.get_current_task().id:
+            name = trigger.name if (trigger := self._in_flight()) else "another operation"
+            raise Reentrant(f"called from inside {name}; operations do not nest")

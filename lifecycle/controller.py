@@ -182,6 +182,7 @@ class Lifecycle:
                 batch_size=budget.batch_size if budget else None,
                 max_staleness=budget.max_staleness if budget else None,
                 max_concurrent=budget.max_concurrent if budget else None,
+                accepted=budget.counted if budget else 0,
             )
             await self._driver.run(Trigger.ATTACH, Intent(mode=self.pause_mode))
 

@@ -86,10 +86,15 @@ class StalenessBudget:
         """Rollouts ever admitted: running + accepted + rejected."""
         return self.running + self.accepted + self.rejected
 
+    @property
+    def counted(self) -> int:
+        """Accepted rollouts as the formula counts them: as if every version had consumed exactly one batch."""
+        return self.accepted - self._excess
+
     def capacity(self) -> int:
         """Return how many rollouts may be admitted now; negative when the bounds were tightened."""
         by_staleness = (self.max_staleness + self.version + 1) * self.batch_size
-        left = by_staleness - (self.accepted - self._excess + self.running)
+        left = by_staleness - (self.counted + self.running)
         return left if self.max_concurrent is None else min(self.max_concurrent - self.running, left)
 
     def admit(self) -> Ticket:

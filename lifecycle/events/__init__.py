@@ -5,8 +5,6 @@ is followed by exactly one fact that carries its outcome. Both are written to th
 out. No event holds a prompt, a tensor or a secret; fields marked `journal=False` stay in the process.
 """
 
-from typing import Any
-
 from .base import Event
 from .facts import (
     CacheFlushed,
@@ -139,12 +137,5 @@ __all__ = [
 
 def all_events() -> dict[str, type[Event]]:
     """Return every concrete event class by name: the vocabulary of a journal."""
-    found: dict[str, type[Event]] = {}
-    pending: list[type[Any]] = [Event]
-    while pending:
-        cls = pending.pop()
-        subclasses = cls.__subclasses__()
-        pending.extend(subclasses)
-        if not subclasses:
-            found[cls.__name__] = cls
-    return found
+    kinds = {name: kind for name in __all__ if isinstance(kind := globals()[name], type)}
+    return {name: kind for name, kind in kinds.items() if kind not in {Event, EngineFact, Fact, Request}}

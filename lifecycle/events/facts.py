@@ -125,6 +125,8 @@ class LifecycleOpened(Fact):
     """`None`: no staleness budget."""
     max_staleness: int | None = None
     max_concurrent: int | None = None
+    accepted: int = 0
+    """Accepted rollouts that count against the budget already."""
 
 
 @frozen(kw_only=True)
@@ -146,7 +148,7 @@ class TransitionCommitted(Fact):
 
 @frozen(kw_only=True)
 class TransitionRolledBack(Fact):
-    """A trigger failed; the machine stays in `source` after compensation."""
+    """A trigger failed; the machine stays in `source`. What the row says about failures follows."""
 
     trigger: Trigger
     source: State
@@ -181,6 +183,8 @@ class VersionAdvanced(Fact):
     """The commit point of a publication: `version` is the new one."""
 
     previous: int | None = None
+    consumed: int | None = None
+    """Accepted rollouts that training took since the version before; `None`: a batch a version."""
 
 
 @frozen(kw_only=True)

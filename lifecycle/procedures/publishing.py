@@ -148,7 +148,7 @@ class Publishing:
         """The point of no return. Synchronous, so that it happens as a whole or not at all."""
         cohort, books, publication = self._context.cohort, self._context.books, self._publication
         previous, cohort.version = cohort.version, publication.target
-        self._context.recorder.emit(e.VersionAdvanced, previous=previous)
+        self._context.recorder.emit(e.VersionAdvanced, previous=previous, consumed=operation.consumed)
         for name in publication.members:
             if name in publication.verified:
                 cohort.fleet.update(name, version=publication.target)

@@ -129,7 +129,7 @@ class Bookkeeper:
         ledger = self._cohort.ledger
         if incarnation_changed(facts, report):
             self.settle_debt(facts.name, ledger.forget(facts.name), "the server process is a new one")
-            self._cohort.fleet.update(facts.name, session=False, touched=False, paused=None, idle=False)
+            facts = self._cohort.fleet.update(facts.name, session=False, touched=False, paused=None, idle=False)
             self.clean(facts.name, "the server process is a new one")
         if report.paused is False:
             self.settle_debt(facts.name, ledger.seen_running(facts.name), "a probe says that it runs")

@@ -290,12 +290,28 @@ class Lifecycle:
 
         Raises `ValueError` for a ticket that was not accepted.
         """
+        return self._leave_buffer(e.RolloutConsumed, tuple(tickets))
+
+    def discard(self, tickets: Iterable[Ticket]) -> tuple[int, ...]:
+        """Record that these accepted rollouts are dropped, too old for instance. Their capacity is free at once.
+
+        Returns the staleness of each, in versions. Raises `ValueError` for a ticket that was not accepted.
+        """
         tickets = tuple(tickets)
+        staleness = self._leave_buffer(e.RolloutDiscarded, tickets)
+        within_budget = sum(not ticket.evaluation for ticket in tickets)
+        self.budget.advance(self.budget.version, consumed=within_budget)
+        self._gate.wake()
+        return staleness
+
+    def _leave_buffer(
+        self, kind: type[e.RolloutConsumed | e.RolloutDiscarded], tickets: tuple[Ticket, ...]
+    ) -> tuple[int, ...]:
         if odd := [ticket.id for ticket in tickets if not ticket.accepted]:
-            raise ValueError(f"tickets {odd[:5]} were not accepted, so there is nothing to consume")
+            raise ValueError(f"tickets {odd[:5]} were not accepted")
         staleness = tuple((self.version or 0) - (ticket.version or 0) for ticket in tickets)
         for ticket, versions in zip(tickets, staleness, strict=True):
-            self._recorder.emit(e.RolloutConsumed, ticket=ticket.id, staleness=versions)
+            self._recorder.emit(kind, ticket=ticket.id, staleness=versions)
         return staleness
 
     # ------------------------------------------------------------------------------------------------------ generation

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import anyio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from . import events as e
 from .bookkeeping import Bookkeeper
@@ -91,7 +91,7 @@ class Effects:
         `trainer` is the trainer's half of a collective: it starts once every engine's request has been written. When
         either half fails, `cut` frees the other, and engines have `Deadlines.grace` seconds left to answer. `timeout`
         is in seconds; `None`: what `Deadlines` says for this kind. An engine that has not answered in time counts as
-        unknown. Never raises for an engine.
+        unknown. Never raises for an engine; raises `OSError` when the journal cannot be written, with nothing sent.
 
         Cancellation: requests without an outcome are recorded as unknown, and the trainer's half is cut.
         """
@@ -99,11 +99,11 @@ class Effects:
         requests = {name: self._recorder.emit(kind, engine=name, **fields) for name in names}
         for request in requests.values():
             self._bookkeeper.sending(request)
-        if requests and issubclass(kind, _DURABLE):
-            self._recorder.sync()
         run = _FanOut(pending=dict(requests), unsent=set(requests), collective=trainer is not None)
         if not requests:
             run.all_sent.set()
+        if requests and issubclass(kind, _DURABLE):
+            self._make_durable(run)
         try:
             async with anyio.create_task_group() as halves:
                 if trainer is not None:
@@ -116,6 +116,16 @@ class Effects:
             for name, request in list(run.pending.items()):
                 self._conclude(run, name, request, Acknowledgement(outcome=Outcome.UNKNOWN, detail="given up"))
         return Result(acknowledgements=run.acknowledgements, failures=_failures(kind, run))
+
+    def _make_durable(self, run: _FanOut) -> None:
+        """Put requests on disk before they go out. Where that fails, none goes out."""
+        try:
+            self._recorder.sync()
+        except OSError:
+            unsent = Acknowledgement(outcome=Outcome.NOT_DONE, detail="the journal cannot be written", untouched=True)
+            for name, request in list(run.pending.items()):
+                self._conclude(run, name, request, unsent)
+            raise
 
     async def _trainer_half(self, run: _FanOut, half: Half, cut: Half | None, timeout: float) -> None:
         finished = False
@@ -152,6 +162,7 @@ class Effects:
         end = anyio.current_time() + timeout
         patient = getattr(request, "mode", None) is PauseMode.WAIT
         backoff = _FIRST_BACKOFF
+        lost = False
         while True:
             left = end - anyio.current_time()
             # An attempt gets half of what is left, so that a lost reply does not eat the retries.
@@ -159,7 +170,8 @@ class Effects:
             acknowledgement = await self._once(request, share, sent)
             again = end - anyio.current_time() - backoff
             if not request.idempotent or acknowledgement.outcome is not Outcome.UNKNOWN or again <= 0:
-                return acknowledgement
+                return _in_doubt(request, acknowledgement) if lost else acknowledgement
+            lost = True
             await anyio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
@@ -171,6 +183,13 @@ class Effects:
             except Exception as error:  # noqa: BLE001 - a port that raises is a bug, and tells nothing of the engine
                 return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"adapter error: {error!r}"[:300])
         return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"no answer within {timeout:.3g} s")
+
+
+def _in_doubt(request: e.Request, repeated: Acknowledgement) -> Acknowledgement:
+    """Return what is known after a repetition: that a pause was refused does not undo the lost one before it."""
+    if isinstance(request, e.PauseGeneration) and repeated.outcome is Outcome.NOT_DONE:
+        return evolve(repeated, outcome=Outcome.UNKNOWN)
+    return repeated
 
 
 def _failures(kind: type[e.Request], run: _FanOut) -> tuple[Exception, ...]:

@@ -1,5 +1,6 @@
 """Generation requests and what comes back."""
 
+import copy
 from typing import Any
 
 import attrs
@@ -35,7 +36,7 @@ class GenerationRequest:
     session: str | None = None
     """Requests of one session go to one engine while it serves."""
     images: tuple[str, ...] = field(default=(), converter=_tuple)
-    extra: dict[str, Any] = field(factory=dict)
+    extra: dict[str, Any] = field(factory=dict, converter=copy.deepcopy)
     """Passed through to the server's sampling parameters."""
 
 
@@ -138,5 +139,10 @@ def _cut(segment: Segment, count: int) -> Segment:
         output_ids=segment.output_ids[:count],
         logprobs=segment.logprobs[:count],
         versions=segment.versions[:count],
+        spans=None if segment.spans is None else tuple(_clip(s, count) for s in segment.spans if s.start < count),
         finish_reason="length",
     )
+
+
+def _clip(span: VersionSpan, count: int) -> VersionSpan:
+    return attrs.evolve(span, end=min(span.end, count))

@@ -133,6 +133,18 @@ def too_few_left(cohort: Cohort, intent: Intent) -> str | None:
     """Fewer engines are left than the policy asks for."""
     if enough_reachable(cohort, intent) is not None:
         return None
-    if cohort.policy.on_engine_failure == "fault" and enough_serving(cohort, intent) is not None:
+    if _goes_on_without_one(cohort, intent):
         return None
     return f"{len(cohort.fleet.reachable)} engines are reachable and {cohort.required} are required"
+
+
+def _goes_on_without_one(cohort: Cohort, intent: Intent) -> bool:
+    """Whether a fleet that must be whole generates with an engine missing.
+
+    While generation is held or an update is open, engines are fenced because their weights are on the way, not because
+    they failed; and before the first version nobody serves.
+    """
+    if cohort.policy.on_engine_failure != "fault" or cohort.version is None:
+        return False
+    between = cohort.generation_held or cohort.publication is not None
+    return not between and enough_serving(cohort, intent) is not None

@@ -1,6 +1,8 @@
 """The journal: one event a line, JSON. Written before a request goes out and after its outcome is known."""
 
+import contextlib
 import json
+import logging
 import os
 import types
 import typing
@@ -14,6 +16,8 @@ import attrs
 from .errors import JournalUnreadable
 from .events import Event, all_events
 
+_log = logging.getLogger("lifecycle")
+
 
 def encode(event: Event) -> str:
     """Return `event` as one line of JSON, without the newline. Fields that stay in the process are left out."""
@@ -24,13 +28,13 @@ def encode(event: Event) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def decode(line: str, number: int = 1) -> Event:
+def decode(line: str | bytes, number: int = 1) -> Event:
     """Return the event that `line` holds. Raises `JournalUnreadable`, naming the line by `number`."""
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JournalUnreadable(number, f"not JSON: {error}") from error
-    kind = _VOCABULARY.get(fields.pop("event", None)) if isinstance(fields, dict) else None
+    kind = _VOCABULARY.get(str(fields.pop("event", None))) if isinstance(fields, dict) else None
     if kind is None:
         raise JournalUnreadable(number, "not an event that a lifecycle writes")
     expected = _CONVERTERS[kind]
@@ -47,9 +51,9 @@ def read(path: str | os.PathLike[str]) -> Iterator[tuple[int, Event]]:
 
     Raises `JournalUnreadable` for any other line that is not an event, and `OSError` where the file cannot be read.
     """
-    with Path(path).open(encoding="utf-8", newline="\n") as lines:
+    with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             yield number, decode(line, number)
 
@@ -72,6 +76,8 @@ class Journal:
             self._file.write(encode(event) + "\n")
             self._file.flush()
         except OSError as error:
+            if self._error is None:
+                _log.error("the journal %s cannot be written: %s", self.path, error)
             self._error = error
 
     def sync(self) -> None:
@@ -82,8 +88,9 @@ class Journal:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+        """Close the file. Idempotent; what could not be written was told before."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _repair(self) -> int:
         """Cut off a torn last line, and return the number of the last event."""

@@ -16,6 +16,8 @@ class Debt:
     """The engine acknowledged the pause. Otherwise it may have happened, and may still happen."""
     continued: bool = False
     """A continue was acknowledged, but the pause is uncertain: a later probe must say that the engine runs."""
+    renewed: bool = False
+    """A pause before this one is not matched either: it stands even if this one provably did not happen."""
 
 
 class PauseLedger:
@@ -30,11 +32,10 @@ class PauseLedger:
 
     def owe(self, engine: str, *, mode: PauseMode, epoch: int, certain: bool = False) -> Debt:
         """Open a debt before a pause is sent, or renew the one that is open."""
-        standing = self._debts.get(engine)
-        if standing is None:
+        renewed = engine in self._debts
+        if not renewed:
             self.pauses += 1
-        certain = certain or (standing is not None and standing.certain)
-        debt = self._debts[engine] = Debt(engine=engine, mode=mode, epoch=epoch, certain=certain)
+        debt = self._debts[engine] = Debt(engine=engine, mode=mode, epoch=epoch, certain=certain, renewed=renewed)
         return debt
 
     def confirm(self, engine: str) -> None:
@@ -43,9 +44,12 @@ class PauseLedger:
             self._debts[engine] = evolve(self._debts[engine], certain=True, continued=False)
 
     def cancel(self, engine: str) -> bool:
-        """Drop a debt whose pause provably did not happen. Returns whether it is gone; a certain one stays."""
+        """Drop a debt whose pause provably did not happen. Returns whether it is gone.
+
+        A certain one stays, and so does one that renewed another: the pause before it may have landed.
+        """
         debt = self._debts.get(engine)
-        if debt is None or debt.certain:
+        if debt is None or debt.certain or debt.renewed:
             return False
         del self._debts[engine]
         self.pauses -= 1

@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 from . import events as e
 from .cohort import Cohort
 from .deadlines import Deadlines
-from .errors import EngineUnavailable, GenerationInterrupted, LifecycleError
+from .errors import EngineUnavailable, GenerationInterrupted
 from .fleet import version_of
 from .gate import hopeless
 from .generation import Generation, GenerationInProgress, GenerationRequest, Segment, VersionSpan
@@ -23,6 +23,8 @@ FRUITLESS_LIMIT = 8
 _SESSIONS_REMEMBERED = 100_000
 _FIRST_BACKOFF = 0.05
 _LONGEST_BACKOFF = 2.0
+_SUSPECT_SECONDS = 10.0
+"""For how long an engine that did not answer is asked only where no other is left."""
 _NOTHING = Segment(output_ids=(), logprobs=(), finish_reason="abort")
 
 
@@ -74,7 +76,8 @@ class Segments:
         self._state = state
         self._flights: set[_Flight] = set()
         self._load = dict.fromkeys(ports, 0)
-        self._suspect: set[str] = set()
+        self._suspect: dict[str, float] = {}
+        """Engines that did not answer, and until when others are asked before them."""
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self.changed = Signal()
         """Given when generation is released, an engine changes its standing, or the state changes."""
@@ -141,9 +144,9 @@ class Segments:
                 segment = await self._ports[engine].generate(request, timeout=self._deadlines.generate)
             if segment is None:  # interrupted: the engine was paused but never completed the request
                 segment = _NOTHING
-            self._suspect.discard(engine)
-        except LifecycleError:
-            self._suspect.add(engine)
+            self._suspect.pop(engine, None)
+        except EngineUnavailable:
+            self._suspect[engine] = anyio.current_time() + _SUSPECT_SECONDS
             raise
         finally:
             self._flights.discard(flight)
@@ -184,10 +187,12 @@ class Segments:
             await self.changed.wait()
 
     def _route(self, serving: list[str], session: str | None) -> str:
-        if session is not None and self._sessions.get(session) in serving:
+        now = anyio.current_time()
+        suspect = {name for name, until in self._suspect.items() if now < until}
+        if session is not None and (engine := self._sessions.get(session, "")) in set(serving) - suspect:
             self._sessions.move_to_end(session)
-            return self._sessions[session]
-        engine = min(serving, key=lambda name: (name in self._suspect, self._load[name]))
+            return engine
+        engine = min(serving, key=lambda name: (name in suspect, self._load[name]))
         if session is not None:
             self._sessions[session] = engine
             if len(self._sessions) > _SESSIONS_REMEMBERED:

@@ -123,11 +123,11 @@ class StalenessBudget:
         `None`: `batch_size` for each version. With the true number, dynamic batches and filtered groups do not drift.
         Raises `ValueError` for a version that goes back.
         """
+        _whole("version", version, 0)
         if version < self.version:
             raise ValueError(f"version {version} goes back from {self.version}")
         if consumed is not None:
-            if consumed < 0:
-                raise ValueError(f"consumed must be at least 0, got {consumed}")
+            _whole("consumed", consumed, 0)
             self._excess += consumed - (version - self.version) * self.batch_size
         self.version = version
 

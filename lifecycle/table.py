@@ -5,6 +5,7 @@ Every transition is a transaction. *Guards* are asked before anything is sent; t
 documentation, the tests, and the trace verifier are all built from this table; nothing else says what is legal.
 """
 
+import itertools
 from collections.abc import Iterable
 from enum import Enum
 
@@ -197,16 +198,21 @@ TRANSITIONS: tuple[Transition, ...] = (
 
 def rows(trigger: Trigger, state: State, *, resume: bool = True) -> tuple[Transition, ...]:
     """Return the rows of `trigger` in `state`, in the order in which they are tried."""
+    return _rows_of(TRANSITIONS, trigger, state, resume=resume)
+
+
+def _rows_of(table: tuple[Transition, ...], trigger: Trigger, state: State, *, resume: bool) -> tuple[Transition, ...]:
     return tuple(
-        row for row in TRANSITIONS if row.trigger is trigger and state in row.source and row.resume in {None, resume}
+        row for row in table if row.trigger is trigger and state in row.source and row.resume in {None, resume}
     )
 
 
 def validate(table: Iterable[Transition], *, initial: State = State.CLOSED) -> None:
     """Raise `ValueError` for a table that could not work. `transitions` itself finds a bad row only when it fires.
 
-    Checked: every trigger has a row; every state can be entered from `initial` and left again; every condition and
-    request is what it should be; a row that compensates says how; rows that only differ in their proofs are ordered.
+    Checked: every trigger has a row; every state can be entered from `initial` and leads back to it; every condition
+    and request is what it should be; a row that compensates says how; where a trigger has several rows in one state,
+    either the intent chooses among them or each but the last goes on to the next.
     """
     table = tuple(table)
     for row in table:
@@ -219,8 +225,22 @@ def validate(table: Iterable[Transition], *, initial: State = State.CLOSED) -> N
         reached |= step
     if unreachable := set(State) - reached:
         raise ValueError(f"states that cannot be entered: {sorted(s.name for s in unreachable)}")
-    if traps := {s for s in State if not any(source is s and target is not s for source, target in edges)}:
-        raise ValueError(f"states that cannot be left: {sorted(s.name for s in traps)}")
+    returning = {initial}
+    while step := {source for source, target in edges if target in returning} - returning:
+        returning |= step
+    if traps := set(State) - returning:
+        raise ValueError(f"states that cannot be left for good: {sorted(s.name for s in traps)}")
+    for trigger, state, resume in itertools.product(Trigger, State, (True, False)):
+        _validate_choice(_rows_of(table, trigger, state, resume=resume))
+
+
+def _validate_choice(candidates: tuple[Transition, ...]) -> None:
+    """Rows among which nothing but their proofs decides: begun alike, and tried one after the other."""
+    for row, following in itertools.zip_longest(candidates, candidates[1:]):
+        if (row.on_failure is OnFailure.NEXT_ROW) is not (following is not None):
+            raise ValueError(f"{row.trigger.name}: a row goes on to the next exactly where there is one")
+        if following is not None and row.guards != following.guards:
+            raise ValueError(f"{row.trigger.name}: rows tried one after the other must have the same guards")
 
 
 def _validate_row(row: Transition) -> None:

@@ -70,6 +70,7 @@ class _Engine:
     owes: bool = False
     certain: bool = False
     continued: bool = False
+    renewed: bool = False
     dirty: bool = False
     standing: Standing = Standing.LOST
 
@@ -116,6 +117,7 @@ class _Replay:
             e.RolloutAdmitted: self._admitted,
             e.RolloutSettled: self._returned,
             e.RolloutConsumed: self._consumed,
+            e.RolloutDiscarded: self._discarded,
             e.GenerationSent: self._sent,
             e.SegmentReceived: self._received,
         }
@@ -244,13 +246,14 @@ class _Replay:
             self._breach("pause-once", f"{name} is paused twice in one transition")
         self._pausing.add(name)
         self.verdict.pauses += not engine.owes
-        engine.owes, engine.continued = True, False
+        engine.renewed = engine.owes
+        engine.owes, engine.certain, engine.continued = True, False, False
 
     def _paused(self, event: e.EnginePaused) -> None:
         engine = self._engine(event.engine)
         if event.outcome is Outcome.DONE:
             engine.certain, engine.continued = True, False
-        elif event.outcome is Outcome.NOT_DONE and engine.owes and not engine.certain:
+        elif event.outcome is Outcome.NOT_DONE and engine.owes and not engine.renewed:
             engine.owes = False
             self.verdict.pauses -= 1
 
@@ -275,7 +278,7 @@ class _Replay:
             self._match(engine)
 
     def _match(self, engine: _Engine) -> None:
-        engine.owes = engine.certain = engine.continued = False
+        engine.owes = engine.certain = engine.continued = engine.renewed = False
         self.verdict.continues += 1
 
     def _settled(self, event: e.DebtSettled) -> None:
@@ -347,17 +350,26 @@ class _Replay:
             self._budget.accepted += event.accepted
 
     def _consumed(self, event: e.RolloutConsumed) -> None:
-        accepted, admitted = self._settled_tickets.pop(event.ticket, (False, None))
-        if not accepted:
-            self._breach("ticket-once", f"rollout {event.ticket} is consumed but is not an accepted one")
-        staleness = (self._version or 0) - (admitted or 0)
-        if staleness != event.staleness:
-            self._breach("staleness", f"rollout {event.ticket} is {staleness} versions old, not {event.staleness}")
+        staleness = self._leave_buffer(event)
         if self._budget is not None and staleness > self._budget.max_staleness:
             self._breach(
                 "staleness", f"rollout {event.ticket} is {staleness} versions old; {self._budget.max_staleness} allowed"
             )
         self.verdict.max_staleness_seen = max(self.verdict.max_staleness_seen, staleness)
+
+    def _discarded(self, event: e.RolloutDiscarded) -> None:
+        self._leave_buffer(event)
+        if self._budget is not None and event.ticket > 0:
+            self._budget.advance(self._budget.version, consumed=1)
+
+    def _leave_buffer(self, event: e.RolloutConsumed | e.RolloutDiscarded) -> int:
+        accepted, admitted = self._settled_tickets.pop(event.ticket, (False, None))
+        if not accepted:
+            self._breach("ticket-once", f"rollout {event.ticket} leaves the buffer but was not in it")
+        staleness = (self._version or 0) - (admitted or 0)
+        if staleness != event.staleness:
+            self._breach("staleness", f"rollout {event.ticket} is {staleness} versions old, not {event.staleness}")
+        return staleness
 
     def _sent(self, event: e.GenerationSent) -> None:
         engine = self._engine(event.engine)

@@ -249,6 +249,14 @@ class RolloutConsumed(Fact):
 
 
 @frozen(kw_only=True)
+class RolloutDiscarded(Fact):
+    """An accepted rollout left the buffer without being trained on; its capacity is free again."""
+
+    ticket: int
+    staleness: int
+
+
+@frozen(kw_only=True)
 class GenerationSent(Fact):
     """A generation request left for an engine."""
 

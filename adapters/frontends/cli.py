@@ -1,0 +1,192 @@
+"""The command line: `rollout-lifecycle`.
+
+Exit codes: 0 fine, 1 a violation or a failed check, 2 bad usage or unreadable input, 130 ended by Ctrl-C.
+"""
+
+import json
+import sys
+from enum import StrEnum
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from lifecycle import State, errors
+from lifecycle.diagram import markdown, mermaid
+from lifecycle.states import PauseMode
+from lifecycle.trace import verify_file
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as missing:
+    raise SystemExit(f"{missing}; install the command line with: pip install 'rollout-lifecycle[cli]'") from missing
+
+FINE, VIOLATION, UNREADABLE, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="rollout-lifecycle",
+    help="Hand new weights to inference engines, safely, while they generate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Dialect(StrEnum):
+    """The servers whose dialect is spoken."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
+class Transfer(StrEnum):
+    """How weights travel."""
+
+    BROADCAST = "broadcast"
+    DISK = "disk"
+
+
+class Format(StrEnum):
+    """How the table is shown."""
+
+    MERMAID = "mermaid"
+    MARKDOWN = "markdown"
+
+
+@app.command()
+def demo(  # noqa: PLR0917 - typer calls it by name
+    engines: Annotated[int, typer.Option(min=1, max=16, help="Embedded engines, each a process.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, each with a publication.")] = 60,
+    dialect: Annotated[Dialect, typer.Option(help="What the engines speak.")] = Dialect.SGLANG,
+    transfer: Annotated[Transfer, typer.Option(help="How weights travel.")] = Transfer.BROADCAST,
+    max_staleness: Annotated[int, typer.Option(min=0, help="Versions a consumed rollout may be behind.")] = 2,
+    pause_mode: Annotated[PauseMode, typer.Option(help="What a pause does to requests in flight.")] = PauseMode.ABORT,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="Where the journal and the diagram go.")] = Path("run"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary there as JSON.")] = None,
+) -> None:
+    """Train a small policy by asynchronous RL against embedded engines, and verify the trace."""
+    _require("torch", "starlette", "uvicorn", "safetensors")
+    from .demo.run import Options, run  # noqa: PLC0415 - torch takes a second; the other commands do without
+
+    options = Options(
+        engines=engines,
+        steps=steps,
+        dialect=dialect.value,
+        transfer=transfer.value,
+        max_staleness=max_staleness,
+        pause_mode=pause_mode,
+        seed=seed,
+        out=out,
+    )
+    console = Console()
+    try:
+        summary, interrupted = run(options, console)
+    except ValueError as error:
+        _fail(UNREADABLE, str(error))
+    except (errors.LifecycleError, RuntimeError, OSError) as error:
+        _fail(VIOLATION, f"the demo ended early: {error}")
+    _show(console, summary)
+    console.print(f"journal: {out / 'journal.jsonl'}   diagram: {out / 'lifecycle.mmd'}", highlight=False)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    sound = summary["verdict"].startswith("sound") and summary["unmatched"] == 0
+    raise typer.Exit(FINE if sound else VIOLATION)
+
+
+@app.command()
+def diagram(
+    format: Annotated[Format, typer.Option(help="Mermaid state diagram or Markdown table.")] = Format.MERMAID,  # noqa: A002
+    highlight: Annotated[str | None, typer.Option(help="A state to mark as the active one.")] = None,
+) -> None:
+    """Print the transition table as a diagram."""
+    if highlight is not None and highlight.upper() not in State.__members__:
+        _fail(UNREADABLE, f"{highlight!r} is not a state; states are {', '.join(State.__members__)}")
+    state = State[highlight.upper()] if highlight else None
+    render = mermaid if format is Format.MERMAID else markdown
+    sys.stdout.write(render(highlight=state))
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="A journal.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Replay a journal and report every violation of the transition table and the rules."""
+    try:
+        verdict = verify_file(file)
+    except errors.JournalUnreadable as error:
+        _fail(UNREADABLE, f"{file}: unreadable-line: {error}")
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(UNREADABLE, f"{file} cannot be read: {error}")
+    if verdict.events == 0:
+        _fail(UNREADABLE, f"{file} holds no event")
+    if as_json:
+        violations = [{"line": v.line, "rule": v.rule, "message": v.message} for v in verdict.violations]
+        sys.stdout.write(json.dumps({"verdict": str(verdict), "violations": violations}) + "\n")
+    else:
+        for violation in verdict.violations:
+            sys.stdout.write(f"{file}: {violation}\n")
+        sys.stdout.write(f"{verdict}\n")
+    raise typer.Exit(FINE if verdict.sound else VIOLATION)
+
+
+@app.command()
+def engine(
+    model: Annotated[Path, typer.Option(help="A checkpoint in the Hugging Face Llama layout.")],
+    dialect: Annotated[Dialect, typer.Option(help="What the engine speaks.")] = Dialect.SGLANG,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Serve an embedded engine: a real server on CPU that trainers are tested against."""
+    _require("torch", "starlette", "uvicorn", "safetensors")
+    from adapters.engines.embedded import CheckpointError, serve  # noqa: PLC0415 - torch takes a second
+
+    try:
+        status = serve(dialect=dialect.value, port=port, model=model, host=host)
+    except (CheckpointError, OSError, ValueError) as error:
+        _fail(UNREADABLE, str(error))
+    raise typer.Exit(status)
+
+
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    _warn_of_clash()
+    try:
+        app()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else VIOLATION
+    return FINE
+
+
+def _warn_of_clash() -> None:
+    """Say so when another project's top-level `adapters` is installed: either may shadow the other's modules."""
+    others = sorted(set(packages_distributions().get("adapters", [])) - {"rollout-lifecycle"})
+    if others:
+        sys.stderr.write(
+            f"warning: {', '.join(others)} also installs a top-level package called 'adapters', which clashes with "
+            "rollout-lifecycle's: use separate environments\n"
+        )
+
+
+def _require(*modules: str) -> None:
+    if missing := [name for name in modules if find_spec(name) is None]:
+        _fail(UNREADABLE, f"{', '.join(missing)} missing; install with: pip install 'rollout-lifecycle[all]'")
+
+
+def _show(console: Console, summary: dict[str, Any]) -> None:
+    table = Table(title="summary", show_header=False)
+    for name, value in summary.items():
+        table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+    console.print(table)
+    console.print(f"unmatched {summary['unmatched']}", highlight=False)
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    sys.stderr.write(f"{message}\n")
+    raise typer.Exit(code)

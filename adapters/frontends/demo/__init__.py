@@ -1,0 +1,1 @@
+"""The main job: asynchronous RL that learns, on this machine, against real engines."""

@@ -56,8 +56,13 @@ class Bookkeeper:
             case _:
                 pass
 
-    def record(self, request: e.Request, acknowledgement: Acknowledgement, seconds: float) -> None:
-        """Record the outcome of `request` as its fact, and draw the consequences."""
+    def record(
+        self, request: e.Request, acknowledgement: Acknowledgement, seconds: float, *, given_up: bool = False
+    ) -> None:
+        """Record the outcome of `request` as its fact, and draw the consequences.
+
+        `given_up`: nobody waited for it, so that its absence says nothing about the engine.
+        """
         if request.engine is None or request.fact is None:
             raise ValueError(f"{type(request).__name__} is not a request to an engine")
         facts = self._cohort.fleet[request.engine]
@@ -70,7 +75,7 @@ class Bookkeeper:
             seconds=seconds,
             **_particulars(request, acknowledgement),
         )
-        if (consequence := self._after.get(type(request))) is not None:
+        if not given_up and (consequence := self._after.get(type(request))) is not None:
             consequence(request, acknowledgement, facts)
         if acknowledgement.unreachable:
             self.fence(facts.name, Standing.LOST, acknowledgement.detail or "unreachable")
@@ -101,6 +106,11 @@ class Bookkeeper:
             self._recorder.emit(e.EngineDirtied, engine=name)
         self.fence(name, Standing.STALE, reason)
 
+    def unfit(self, name: str, reason: str) -> None:
+        """Take an engine that holds the published version out of service until a publication has completed on it."""
+        self._cohort.fleet.update(name, unfit=reason)
+        self.fence(name, Standing.STALE, reason)
+
     def clean(self, name: str, reason: str) -> None:
         """Count the engine's weights as whole again."""
         if self._cohort.fleet[name].dirty:
@@ -129,7 +139,7 @@ class Bookkeeper:
         ledger = self._cohort.ledger
         if incarnation_changed(facts, report):
             self.settle_debt(facts.name, ledger.forget(facts.name), "the server process is a new one")
-            facts = self._cohort.fleet.update(facts.name, session=False, touched=False, paused=None, idle=False)
+            facts = self._cohort.fleet.update(facts.name, session=False, touched=False, paused=None, idle=False, unfit="")
             self.clean(facts.name, "the server process is a new one")
         if report.paused is False:
             self.settle_debt(facts.name, ledger.seen_running(facts.name), "a probe says that it runs")
@@ -142,6 +152,8 @@ class Bookkeeper:
             asleep=report.asleep,
             world_size=report.world_size,
         )
+        if facts.serving and self._cohort.fleet[facts.name].version != self._cohort.version:
+            self.fence(facts.name, Standing.STALE, f"does not hold version {self._cohort.version} any more")
         if report.whole is False:
             self.dirty(facts.name, "an update is open or was left half-way")
 
@@ -167,7 +179,7 @@ class Bookkeeper:
         if ack.done:
             publication.opened.add(facts.name)
         elif ack.outcome is Outcome.NOT_DONE:
-            self._cohort.fleet.update(facts.name, session=False)
+            # The session stays on record: one left open before is the likeliest reason, and abandoning closes it.
             self._restore(facts.name, "the update was not begun")
 
     def _transferred(self, _: e.TransferWeights, ack: Acknowledgement, facts: EngineFacts) -> None:

@@ -154,8 +154,12 @@ class Lifecycle:
 
     async def __aenter__(self) -> Self:
         await self.attach()
-        if self._machine.can(Trigger.RESUME):
-            await self.resume()
+        try:
+            if self._machine.can(Trigger.RESUME):
+                await self.resume()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -201,8 +205,7 @@ class Lifecycle:
 
         Cancellation: shielded; it takes as long as its requests' deadlines allow.
         """
-        self._driver.closing = True
-        await self._turn.take_last(self._end)
+        await self._turn.take_last(self._end, announce=self._driver.close_next)
         return Engines(view for view in self.engines if view.debt is not None)
 
     async def _end(self) -> None:
@@ -341,7 +344,7 @@ class Lifecycle:
         """
 
         async def work() -> None:
-            self._segments.aborts += 1
+            self._segments.abort()
             result = await self._effects.fan_out(e.AbortGeneration, [f.name for f in self._cohort.fleet.reachable])
             if result.failures:
                 raise OperationFailed("generation may go on in some engines", result.failures)

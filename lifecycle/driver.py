@@ -40,6 +40,10 @@ class Driver:
         self.closing = False
         """CLOSE will settle everything: an operation that it pre-empts need not clean up."""
 
+    def close_next(self) -> None:
+        """Note that CLOSE follows: the operation that it pre-empts need not clean up."""
+        self.closing = True
+
     async def run(
         self,
         trigger: Trigger,
@@ -60,7 +64,7 @@ class Driver:
         operation = Operation(attempt=attempt, transfer=transfer, bucket=bucket, consumed=consumed)
         self._context.recorder.emit(e.TransitionBegun, trigger=trigger, source=attempt.source)
         try:
-            await self._carry_out(operation)
+            shielded = await self._carry_out(operation)
         except BaseException as error:
             self._machine.roll_back(attempt)
             self._context.recorder.emit(
@@ -71,32 +75,42 @@ class Driver:
                     await self._make_good(operation)
             raise
         await self._fault_if_too_few()
+        if shielded:
+            # What was committed stands, and is on record as such: only now is a cancellation given its due.
+            await anyio.lowlevel.checkpoint_if_cancelled()
         return operation
 
-    async def _carry_out(self, operation: Operation) -> None:
+    async def _carry_out(self, operation: Operation) -> bool:
+        """Perform and commit. Returns whether cancellations were held back meanwhile."""
         row = operation.attempt.row
         if row.on_failure is OnFailure.NEXT_ROW:
             await self._first_row_that_holds(operation)
-            return
+            return True
         revocable, irrevocable = _at_commit_point(row)
         await self._walk(revocable, operation)
         if irrevocable:
             with anyio.CancelScope(shield=True):
                 await self._walk(irrevocable, operation)
                 await self._commit_forward(operation)
-            await anyio.lowlevel.checkpoint_if_cancelled()
         else:
             self._commit_proven(operation, row)
+        return bool(irrevocable)
 
     async def _walk(self, requests: _Requests, operation: Operation) -> None:
         for request in requests:
             await self._procedures[request](operation)
 
     async def _first_row_that_holds(self, operation: Operation) -> None:
-        """RECOVER: what engines answer decides which row it is."""
+        """RECOVER: what engines answer decides which row it is. Once they have answered, it is carried to its end."""
         candidates = operation.attempt.rows
         shared = _common_start(candidates)
-        await self._walk(candidates[0].requests[:shared], operation)
+        asking = candidates[0].requests.index(e.Settle)
+        await self._walk(candidates[0].requests[:asking], operation)
+        with anyio.CancelScope(shield=True):
+            await self._walk(candidates[0].requests[asking:shared], operation)
+            await self._commit_first(candidates, shared, operation)
+
+    async def _commit_first(self, candidates: Sequence[Transition], shared: int, operation: Operation) -> None:
         refusal: TransitionRefused | None = None
         for row in candidates:
             try:

@@ -114,7 +114,8 @@ class Effects:
                             engines.start_soon(self._engine_half, run, request, timeout)
         finally:
             for name, request in list(run.pending.items()):
-                self._conclude(run, name, request, Acknowledgement(outcome=Outcome.UNKNOWN, detail="given up"))
+                given_up = Acknowledgement(outcome=Outcome.UNKNOWN, detail="given up")
+                self._conclude(run, name, request, given_up, given_up=True)
         return Result(acknowledgements=run.acknowledgements, failures=_failures(kind, run))
 
     def _make_durable(self, run: _FanOut) -> None:
@@ -152,10 +153,12 @@ class Effects:
         elif run.collective:
             run.fail(self.deadlines.grace)
 
-    def _conclude(self, run: _FanOut, name: str, request: e.Request, acknowledgement: Acknowledgement) -> None:
+    def _conclude(
+        self, run: _FanOut, name: str, request: e.Request, acknowledgement: Acknowledgement, *, given_up: bool = False
+    ) -> None:
         del run.pending[name]
         run.acknowledgements[name] = acknowledgement
-        self._bookkeeper.record(request, acknowledgement, time.monotonic() - request.monotonic)
+        self._bookkeeper.record(request, acknowledgement, time.monotonic() - request.monotonic, given_up=given_up)
 
     async def _until_known(self, request: e.Request, timeout: float, sent: Callable[[], None]) -> Acknowledgement:
         """Send the request; send it again, with backoff, while its outcome is unknown and that does no harm."""

@@ -26,6 +26,8 @@ class EngineFacts:
     """Its scheduler has stopped, as last reported or acknowledged; `None`: not known."""
     idle: bool = False
     """It has proven, since the pause that stands, that no request is left in it."""
+    unfit: str = ""
+    """Why it may not serve the version that it holds, until a publication has completed on it; empty where it may."""
     asleep: bool = False
     world_size: int = 1
     session: bool = False

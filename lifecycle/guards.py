@@ -65,16 +65,16 @@ def stopped(cohort: Cohort, _: Intent) -> str | None:
     """
     if cohort.mode in {PauseMode.ABORT, PauseMode.WAIT}:
         busy = [e.name for e in cohort.fleet.reachable if not e.idle]
-        return f"{_listed(busy)} may still hold requests after a {cohort.mode.value} pause" if busy else None
+        return f"{_listed(busy)} may still hold requests after a pause in mode {cohort.mode.value}" if busy else None
     going = [e.name for e in cohort.fleet.reachable if not e.paused]
-    return f"{_listed(going)} may still be generating after a {cohort.mode.value} pause" if going else None
+    return f"{_listed(going)} may still be generating after a pause in mode {cohort.mode.value}" if going else None
 
 
 def version_advances(cohort: Cohort, intent: Intent) -> str | None:
     """The version grows; it may stay the same where an engine has to catch up."""
     if intent.target is None or cohort.version is None or intent.target > cohort.version:
         return None
-    behind = any(e.version != cohort.version or e.dirty for e in cohort.fleet.reachable)
+    behind = any(e.version != cohort.version or e.dirty or e.unfit for e in cohort.fleet.reachable)
     if intent.target == cohort.version and behind:
         return None
     return f"version {intent.target} does not advance beyond the published {cohort.version}"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import anyio
+import anyio.lowlevel
 from attrs import evolve
 
 from .cohort import Cohort, Intent
@@ -21,7 +22,7 @@ from .machine import LifecycleMachine
 from .ports import Bucket, TransferPort, WeightSource
 from .procedures import Operation
 from .segments import Segments
-from .states import State, Trigger
+from .states import PauseMode, State, Trigger
 from .views import PublishReport
 
 _PUBLISHABLE = (State.RUNNING, State.SUSPENDED, State.PAUSED)
@@ -57,16 +58,17 @@ class Publisher:
         self._refuse_in_vain(intent)
         if transfer is None:
             raise PublicationFailed("no transfer", [TransferFailed("give the lifecycle or publish() a transfer")])
-        found = self._wanted or self._machine.state
+        found, mode = self._wanted or self._machine.state, self._cohort.mode
         previous, interrupted = self._cohort.version, self._segments.in_flight
         # The first bucket is made while engines still generate: for some transfers that is most of the work.
         buckets = _with_first_made(transfer.buckets(source, intent.target or 0))
+        failures: list[Exception] = []
         try:
             if self._machine.state is State.RUNNING:
                 await self._driver.run(Trigger.SUSPEND, intent)
             if self._machine.state is State.SUSPENDED:
-                await self._driver.run(Trigger.PAUSE_GENERATION, intent)
-            await self.begin(intent, transfer)
+                failures += (await self._driver.run(Trigger.PAUSE_GENERATION, intent)).failures
+            failures += (await self.begin(intent, transfer)).failures
             started = time.monotonic()
             sent = await self._send(buckets, intent)
             seconds = time.monotonic() - started
@@ -74,21 +76,34 @@ class Publisher:
             operation = await self._driver.run(
                 Trigger.FINISH_UPDATE, evolve(intent, resume=resume), transfer=transfer, consumed=consumed
             )
-            if found is State.PAUSED:
-                await self._driver.run(Trigger.PAUSE_GENERATION, intent)
-            self._wanted = None
         except BaseException as error:
-            await self._walk_back(found, intent, error)
+            await self._walk_back(found, intent, error, mode=mode)
             raise
-        return self._report(operation, sent, previous=previous, seconds=seconds, interrupted=interrupted)
+        self._wanted = None
+        failures += operation.failures
+        if found is State.PAUSED:
+            failures += await self._pause_again(mode)
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        return self._report(intent, failures, sent, previous=previous, seconds=seconds, interrupted=interrupted)
 
-    async def begin(self, intent: Intent, transfer: TransferPort | None) -> None:
+    async def _pause_again(self, mode: PauseMode) -> list[Exception]:
+        """Go back to PAUSED after the commit point, which nothing takes back. Returns why that did not succeed."""
+        if not self._machine.can(Trigger.PAUSE_GENERATION):
+            return []
+        with anyio.CancelScope(shield=True):
+            try:
+                return (await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))).failures
+            except LifecycleError as error:
+                return [error]
+
+    async def begin(self, intent: Intent, transfer: TransferPort | None) -> Operation:
         """Carry out BEGIN_UPDATE, and remember with what the weights will travel.
 
         Cancellation: compensated.
         """
-        await self._driver.run(Trigger.BEGIN_UPDATE, intent, transfer=transfer)
+        operation = await self._driver.run(Trigger.BEGIN_UPDATE, intent, transfer=transfer)
         self._transfer, self._target = transfer, intent.target or 0
+        return operation
 
     async def transfer(self, source: WeightSource, intent: Intent) -> int:
         """Carry out TRANSFER for every bucket of `source`. Returns how many. A failure abandons the update.
@@ -126,7 +141,9 @@ class Publisher:
         if (reason := version_advances(self._cohort, intent)) is not None:
             raise TransitionRefused(Trigger.BEGIN_UPDATE, state, version_advances.__name__, reason)
 
-    async def _walk_back(self, found: State, intent: Intent, error: BaseException) -> None:
+    async def _walk_back(
+        self, found: State, intent: Intent, error: BaseException, *, mode: PauseMode | None = None
+    ) -> None:
         """Return to the state a failed publication found, as far as the guards allow."""
         if self._driver.closing:
             return
@@ -138,21 +155,31 @@ class Publisher:
                     await self._driver.run(Trigger.CONTINUE_GENERATION, intent)
                 if found is State.RUNNING and intent.resume and self._machine.can(Trigger.RESUME):
                     await self._driver.run(Trigger.RESUME, intent)
+                if found is State.PAUSED and self._machine.state is State.SUSPENDED:
+                    # Cancelled after the commit point, which continues: the state it found is one step back.
+                    await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))
             except LifecycleError as further:
                 error.add_note(f"on the way back: {further}")
         # What could not be restored now is restored by the publication that cures the fleet.
         self._wanted = found if self._machine.state is not found else None
 
     def _report(
-        self, operation: Operation, sent: list[int], *, previous: int | None, seconds: float, interrupted: int
+        self,
+        intent: Intent,
+        failures: list[Exception],
+        sent: list[int],
+        *,
+        previous: int | None,
+        seconds: float,
+        interrupted: int,
     ) -> PublishReport:
         fleet = self._cohort.fleet
         return PublishReport(
-            version=operation.attempt.intent.target or 0,
+            version=intent.target or 0,
             previous=previous,
             engines=tuple(facts.name for facts in fleet.serving),
             fenced={facts.name: facts.reason for facts in fleet.values() if not facts.serving},
-            failures=tuple(operation.failures),
+            failures=tuple(failures),
             buckets=len(sent),
             nbytes=sum(sent),
             pause_seconds=self._cohort.pause_seconds,

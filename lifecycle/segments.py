@@ -95,7 +95,7 @@ class Segments:
 
         An abort keeps the tokens made so far; generation goes on with them once it is released. Raises
         `GenerationInterrupted` after `FRUITLESS_LIMIT` attempts in a row without a token that no pause explains, and
-        what `send` raises.
+        `LifecycleFaulted`, `LifecycleClosed` or `GenerationRefused`.
 
         Cancellation: nothing is left in flight.
         """
@@ -104,8 +104,11 @@ class Segments:
         while progress.remaining > 0:
             epoch = self._cohort.epoch
             cause: Exception | None = None
+            engine = await self._an_engine(request.session, aborts)
+            if engine is None:
+                return progress.result("abort")
             try:
-                segment = await self.send(progress.next_request(), ticket)
+                segment = await self._send(engine, progress.next_request(), ticket)
             except EngineUnavailable as error:
                 segment, cause = _NOTHING, error
             if progress.add(segment):
@@ -125,14 +128,18 @@ class Segments:
         with anyio.move_on_after(min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**attempts)):
             await self.changed.wait()
 
-    async def send(self, request: GenerationRequest, ticket: int) -> Segment:
-        """Wait until an engine may be asked, ask it, and return what it generated, with a version for each token.
+    def abort(self) -> None:
+        """End every generation: those in flight when their engine says so, those that are held at once."""
+        self.aborts += 1
+        self.changed.give()
 
-        Raises `LifecycleFaulted`, `LifecycleClosed`, `EngineUnavailable` or `GenerationRefused`.
+    async def _send(self, engine: str, request: GenerationRequest, ticket: int) -> Segment:
+        """Ask an engine, and return what it generated, with a version for each token.
+
+        Raises `EngineUnavailable` or `GenerationRefused`.
 
         Cancellation: the engine is told by the closed connection; nothing is left in flight.
         """
-        engine = await self._an_engine(request.session)
         version = self._cohort.version
         flight = _Flight(engine)
         self._flights.add(flight)
@@ -175,9 +182,12 @@ class Segments:
             if engine in {None, flight.engine}:
                 flight.scope.cancel()
 
-    async def _an_engine(self, session: str | None) -> str:
-        """Wait until generation is not held and an engine serves; return the one with the fewest requests in flight."""
-        while True:
+    async def _an_engine(self, session: str | None, aborts: int) -> str | None:
+        """Wait until generation is not held and an engine serves; return the one with the fewest requests in flight.
+
+        Raises `LifecycleFaulted` or `LifecycleClosed` where waiting is in vain. `None`: aborted meanwhile.
+        """
+        while self.aborts == aborts:
             state = self._state()
             if (error := hopeless(state)) is not None:
                 raise error
@@ -185,6 +195,7 @@ class Segments:
             if serving and not self._cohort.generation_held:
                 return self._route(serving, session)
             await self.changed.wait()
+        return None
 
     def _route(self, serving: list[str], session: str | None) -> str:
         now = anyio.current_time()
@@ -205,15 +216,14 @@ class Segments:
         if segment.spans is not None:
             versions = _expand(segment.spans, count, self._cohort.run, pinned)
             return evolve(segment, engine=engine, versions=versions)
-        exact = pinned == self._cohort.version or not self._cohort.mode.keeps_requests
+        exact = pinned == self._cohort.version
         return evolve(segment, engine=engine, versions=(pinned,) * count, exact=exact)
 
 
 def _expand(spans: tuple[VersionSpan, ...], count: int, run: str, pinned: int | None) -> tuple[int | None, ...]:
+    """Return a version for each token; `None` where the engine says that the weights were none of this run's."""
     versions: list[int | None] = [pinned] * count
     for span in spans:
-        labelled = version_of(run, span.label)
-        if labelled is not None:
-            end = min(span.end, count)
-            versions[span.start : end] = [labelled] * max(0, end - span.start)
+        end = min(span.end, count)
+        versions[span.start : end] = [version_of(run, span.label)] * max(0, end - span.start)
     return tuple(versions)

@@ -49,12 +49,16 @@ class Turn:
             self._holder = self._scope = None
             self._lock.release()
 
-    async def take_last(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def take_last(self, work: Callable[[], Awaitable[None]], *, announce: Callable[[], None]) -> None:
         """Cancel whoever holds the turn, do `work` once, and let nobody in afterwards. Idempotent.
+
+        `announce` is called before anybody is cancelled. Raises `Reentrant` from within the operation that holds the
+        turn.
 
         Cancellation: shielded.
         """
         self._refuse_reentrance()
+        announce()
         self._closing = True
         with anyio.CancelScope(shield=True):
             if self._scope is not None:

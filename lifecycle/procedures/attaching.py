@@ -94,7 +94,7 @@ class Attaching:
             return "its weights may be partly written; a publication cures it"
         if version is None:
             return "nothing is published yet"
-        return None if facts.version == version else f"does not hold version {version}"
+        return (facts.unfit or None) if facts.version == version else f"does not hold version {version}"
 
     def _adoptable(self, operation: Operation, name: str, report: EngineReport) -> bool:
         """Whether the user's word counts for what the engine holds: it is whole, and labelled by no run."""

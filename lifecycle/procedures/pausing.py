@@ -5,9 +5,10 @@ import time
 import anyio
 
 from lifecycle import events as e
+from lifecycle.effects import Result
 from lifecycle.errors import EngineFailure, PauseFailed, PublicationFailed
-from lifecycle.guards import stopped
-from lifecycle.states import Outcome, PauseMode, Standing
+from lifecycle.guards import enough_reachable, stopped
+from lifecycle.states import Outcome, PauseMode, Standing, Trigger
 
 from .context import Context, Operation, Procedure
 
@@ -89,12 +90,22 @@ class Pausing:
         result = await context.effects.fan_out(e.PauseGeneration, going, mode=operation.mode)
         failures = [f for f in result.failures if not self._is_lost(f)]
         operation.failures.extend(f for f in result.failures if self._is_lost(f))
-        if failures:
+        if operation.attempt.trigger is Trigger.RECOVER:
+            self._fence_unstopped(operation, result)
+        elif failures:
             raise PauseFailed(f"{operation.mode.value} pause failed", failures)
         if not operation.mode.keeps_requests:
             # The engines have nothing left, so that a reply which is still missing will not come.
             await self._until_landed()
             context.segments.interrupt()
+
+    def _fence_unstopped(self, operation: Operation, result: Result) -> None:
+        """Recovery has nothing to fall back to: what cannot be stopped takes part in nothing."""
+        for name, acknowledgement in result.acknowledgements.items():
+            facts = self._context.cohort.fleet[name]
+            if not (facts.paused if operation.mode.keeps_requests else facts.idle):
+                detail = acknowledgement.detail or "it does not stand still"
+                self._context.books.fence(name, Standing.LOST, f"did not pause: {detail}")
 
     def _stands_paused(self, name: str) -> bool:
         """Whether the engine's pause of before, left by an operation that failed, still serves the mode asked for."""
@@ -111,11 +122,16 @@ class Pausing:
             await self._context.segments.landed()
 
     async def _prove(self, operation: Operation) -> None:
-        context = self._context
+        context, intent = self._context, operation.attempt.intent
         result = await context.effects.fan_out(e.ProvePaused, context.reachable, mode=context.cohort.mode)
-        if failures := [f for f in result.failures if not self._is_lost(f)]:
-            raise PublicationFailed("the pause could not be proven again", failures)
-        if (reason := stopped(context.cohort, operation.attempt.intent)) is not None:
+        failures = [f for f in result.failures if not self._is_lost(f)]
+        if failures or enough_reachable(context.cohort, intent) is not None:
+            raise PublicationFailed("the pause could not be proven again", list(result.failures))
+        operation.failures.extend(result.failures)
+        if (reason := stopped(context.cohort, intent)) is not None:
+            # Continued by somebody else, or started anew: only a probe tells, and what it finds may not serve.
+            running = [facts.name for facts in context.cohort.fleet.reachable if not facts.paused]
+            await context.effects.fan_out(e.ProbeEngine, running)
             raise PublicationFailed("the engines are not paused any more", [RuntimeError(reason)])
 
     async def _continue(self, operation: Operation) -> None:
@@ -125,14 +141,17 @@ class Pausing:
     async def continue_engines(self, operation: Operation, names: list[str]) -> None:
         """Continue those of `names` that are clean and reachable, until each debt is settled or its engine fenced.
 
+        CLOSE also tries those that were lost: nobody will come back to them.
+
         An acknowledged continue settles a certain pause. After an uncertain one a probe must say that the engine runs,
         since the pause may have landed after the continue.
 
         Cancellation: continues without an answer are recorded as unknown; their debts stay.
         """
         context, fleet, ledger = self._context, self._context.cohort.fleet, self._context.cohort.ledger
+        last_chance = operation.attempt.trigger is Trigger.CLOSE
         for _ in range(_CONTINUE_ROUNDS):
-            names = [name for name in names if fleet[name].reachable and not fleet[name].dirty and ledger.owed(name)]
+            names = [n for n in names if (fleet[n].reachable or last_chance) and not fleet[n].dirty and ledger.owed(n)]
             if not names:
                 return
             result = await context.effects.fan_out(e.ContinueGeneration, names)

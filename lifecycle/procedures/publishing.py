@@ -1,5 +1,7 @@
 """Moving weights: from opening the channel to the canary, and the ways out of an update that fails."""
 
+from collections.abc import Awaitable, Callable
+
 from lifecycle import events as e
 from lifecycle.cohort import Publication
 from lifecycle.effects import Result
@@ -53,6 +55,7 @@ class Publishing:
         if transfer is None:
             raise PublicationFailed("no transfer", [TransferFailed("give the lifecycle or publish() a transfer")])
         timeout = context.deadlines.open_transfer
+        await self._close_sessions(operation)  # those that a publication left behind which went on without them
         self._moving = transfer
         members = [Member(name=f.name, world_size=f.world_size) for f in context.cohort.fleet.reachable]
         try:
@@ -151,7 +154,7 @@ class Publishing:
         self._context.recorder.emit(e.VersionAdvanced, previous=previous, consumed=operation.consumed)
         for name in publication.members:
             if name in publication.verified:
-                cohort.fleet.update(name, version=publication.target)
+                cohort.fleet.update(name, version=publication.target, unfit="")
                 books.clean(name, f"holds version {publication.target}")
                 books.fence(name, Standing.STALE, "awaits its canary")
             else:
@@ -202,38 +205,48 @@ class Publishing:
         operation.failures.extend(result.failures)
         for name, acknowledgement in result.acknowledgements.items():
             if not acknowledgement.done:
-                self._context.books.fence(name, Standing.STALE, f"{reason}: {acknowledgement.detail}")
+                self._context.books.unfit(name, f"{reason}: {acknowledgement.detail}")
 
     # ------------------------------------------------------------------------------------------------------- ways out
 
-    async def _stop(self, _: Operation) -> None:
+    async def _stop(self, operation: Operation) -> None:
         """Cut the channel of the update that is open: it may be half-way through a collective."""
         transfer, self._moving = self._moving, None
         if transfer is not None:
-            await transfer.stop()
+            await self._release(operation, transfer.stop)
 
     async def _abandon(self, operation: Operation) -> None:
         """Close what sessions are open, and let engines leave channels that were cut."""
-        context = self._context
-        publication = context.cohort.publication
-        names = [f.name for f in context.cohort.fleet.reachable if f.session]
+        publication = self._context.cohort.publication
         channel = publication.channel if publication else None
+        await self._close_sessions(operation, channel)
+        self._context.cohort.publication = None
+        if channel is not None:
+            await self._leave(channel)
+
+    async def _close_sessions(self, operation: Operation, channel: Channel | None = None) -> None:
+        context = self._context
+        names = [f.name for f in context.cohort.fleet.reachable if f.session]
         kind = channel.kind if channel else ""
         result = await context.effects.fan_out(e.AbandonUpdate, names, kind=kind, channel=channel)
         operation.failures.extend(result.failures)
         for name, acknowledgement in result.acknowledgements.items():
             if not acknowledgement.done:
                 context.books.fence(name, Standing.LOST, f"its update is still open: {acknowledgement.detail}")
-        context.cohort.publication = None
-        if channel is not None:
-            await self._leave(channel)
 
     async def _close(self, operation: Operation) -> None:
         for transfer, channel in list(self._joined.values()):
             await self._leave(channel)
-            await transfer.close()
+            await self._release(operation, transfer.close)
         if operation.transfer is not None:
-            await operation.transfer.close()
+            await self._release(operation, operation.transfer.close)
+
+    async def _release(self, operation: Operation, way_out: Callable[[], Awaitable[None]]) -> None:
+        """Call what ends a transfer. A way out goes on, whatever a transfer raises."""
+        try:
+            await way_out()
+        except Exception as error:  # noqa: BLE001 - a transfer may fail in any way; the error is kept and reported
+            operation.failures.append(error)
 
     async def _leave(self, channel: Channel) -> None:
         """Tell engines to leave a channel. One that does not is none the worse: the channel's name is never reused."""

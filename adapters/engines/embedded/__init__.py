@@ -16,16 +16,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adapters.engines.embedded.checkpoint import CheckpointError, load, load_config, save
     from adapters.engines.embedded.model import CausalLM, LlamaConfig
+    from adapters.engines.embedded.options import DIALECTS, EngineOptions
+    from adapters.engines.embedded.server import EmbeddedServer, serve
 
-__all__ = ["CausalLM", "CheckpointError", "LlamaConfig", "load", "load_config", "save"]
+__all__ = [
+    "DIALECTS",
+    "CausalLM",
+    "CheckpointError",
+    "EmbeddedServer",
+    "EngineOptions",
+    "LlamaConfig",
+    "load",
+    "load_config",
+    "save",
+    "serve",
+]
 
 _HOMES = {
+    "DIALECTS": "options",
     "CausalLM": "model",
     "CheckpointError": "checkpoint",
+    "EmbeddedServer": "server",
+    "EngineOptions": "options",
     "LlamaConfig": "model",
     "load": "checkpoint",
     "load_config": "checkpoint",
     "save": "checkpoint",
+    "serve": "server",
 }
 
 

@@ -18,7 +18,7 @@ from lifecycle import errors
 from lifecycle.generation import GenerationRequest, VersionSpan
 from lifecycle.states import Outcome
 
-DEAD = {"error": {"message": "EngineDeadError: EngineCore encountered an issue", "code": 500}}
+DEAD = {"error": {"message": "boom", "type": "EngineDeadError", "code": 500}}
 
 
 @pytest.mark.parametrize(

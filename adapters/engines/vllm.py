@@ -1,0 +1,385 @@
+"""vLLM's dialect, as vLLM 0.32 was seen to answer with `VLLM_SERVER_DEV_MODE=1`.
+
+A pause takes query parameters only: a mode in a body is ignored and aborts. Once `start_weight_update` has answered,
+the model is on meta tensors, and a continue before a good finish kills the server: so the begin puts weights at risk.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import evolve
+
+from lifecycle import errors, events
+from lifecycle.fleet import EngineFacts
+from lifecycle.generation import GenerationRequest, Segment
+from lifecycle.ports import Acknowledgement, Capabilities, Channel, EngineReport
+from lifecycle.states import Outcome, PauseMode
+
+from .dialect import (
+    DONE,
+    HttpCall,
+    HttpReply,
+    Lane,
+    Mapped,
+    Reply,
+    Steps,
+    classify,
+    explained,
+    field_of,
+    generation_body,
+    get,
+    new_tokens,
+    nothing_to_do,
+    refuse,
+    says,
+    segment,
+    simply,
+    status_of,
+    version_spans,
+)
+
+_MODES = {PauseMode.ABORT: "abort", PauseMode.WAIT: "wait", PauseMode.KEEP: "keep"}
+_TOKENS = "/inference/v1/generate"
+_NO_START = "without a matching start"
+_NO_CONTROL = (
+    "this server has no control routes: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, "
+    "and in a version that has /pause and /is_paused"
+)
+
+
+def _post(path: str, body: Any = None, *, idempotent: bool = False, query: Mapping[str, str] | None = None) -> HttpCall:
+    return HttpCall(path=path, body=body, idempotent=idempotent, query=query or {})
+
+
+class VLLM(Mapped):
+    """How a vLLM server is spoken to.
+
+    It remembers, of one server: whether it offers generation by tokens, whether requests are kept in it, and whether
+    it counts its load.
+    """
+
+    kind = "vllm"
+
+    def __init__(self) -> None:
+        self._tokens: bool | None = None
+        self._kept = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """A broadcast puts weights at risk from its begin. Versions are reported with `--enable-scale-out` only."""
+        return Capabilities(
+            pause_modes=frozenset(_MODES),
+            at_risk_from_begin=frozenset({"broadcast"}),
+            reports_versions=self._tokens is not False,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- probing
+
+    def probe(self) -> Steps[Acknowledgement]:
+        """Ask for version, pause, label and ranks, and whether generation by tokens is offered."""
+        version = yield get("/version")
+        if not (ack := classify(version)).done:
+            return ack
+        paused = yield get("/is_paused")
+        if status_of(paused) == 404:
+            return refuse(_NO_CONTROL)
+        if not (ack := classify(paused)).done:
+            return ack
+        label = yield get("/weight_info")
+        world = yield get("/get_world_size")
+        for reply in (label, world):
+            if not status_of(reply):
+                return classify(reply)
+        asleep = yield get("/is_sleeping")
+        # An empty body is refused by a route that is offered, before anything is generated.
+        offered = yield _post(_TOKENS, {}, idempotent=True)
+        if status_of(offered) == 401:
+            return explained(classify(offered), "the server refused the API key")
+        self._tokens = status_of(offered) in {400, 422}
+        started = yield get("/metrics")
+        is_paused = field_of(paused, "is_paused") is True
+        if not is_paused:
+            self._kept = False
+        report = EngineReport(
+            kind=self.kind,
+            server_version=field_of(version, "version"),
+            incarnation=_start_of(started),
+            paused=is_paused,
+            # A paused engine says that it sleeps, so only one that isn't paused is believed.
+            asleep=field_of(asleep, "is_sleeping") is True and not is_paused,
+            label=field_of(label, "weight_version"),
+            world_size=field_of(world, "world_size") or 1,
+        )
+        return evolve(DONE, report=report)
+
+    def _probe(self, _request: events.ProbeEngine, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        return self.probe()
+
+    # ------------------------------------------------------------------------------------------- pausing and the like
+
+    def _pause(self, request: events.PauseGeneration, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        if request.mode not in _MODES:
+            return refuse(f"vLLM has no pause mode {request.mode.value!r}")
+        ack = yield from self._send_pause(request.mode)
+        if not ack.done:
+            return ack
+        reply = yield get("/is_paused")
+        stopped = field_of(reply, "is_paused")
+        # A wait pause that somebody continued meanwhile is answered "paused" all the same.
+        if stopped is False:
+            return evolve(ack, detail="it took the pause and runs again", stopped=False, idle=False)
+        return evolve(ack, stopped=stopped) if stopped else explained(ack, "paused, but it does not say so")
+
+    def _send_pause(self, mode: PauseMode) -> Steps[Acknowledgement]:
+        # Clearing makes kept requests recompute: without it they would go on with the old weights' cache.
+        query = {"mode": _MODES[mode], "clear_cache": "true"}
+        reply = yield _post("/pause", idempotent=True, query=query)
+        if status_of(reply) == 404:
+            return refuse(_NO_CONTROL)
+        ack = classify(reply)
+        # A wait pause does not count requests that an earlier keep had preempted.
+        idle = None if mode is PauseMode.KEEP or (mode is PauseMode.WAIT and self._kept) else True
+        if ack.outcome is not Outcome.NOT_DONE and mode is PauseMode.KEEP:
+            self._kept = True
+        if ack.done and mode is PauseMode.ABORT:
+            self._kept = False
+        return evolve(ack, idle=idle) if ack.done else ack
+
+    def _prove_paused(self, request: events.ProvePaused, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        reply = yield get("/is_paused")
+        if not (ack := classify(reply)).done:
+            return ack
+        if field_of(reply, "is_paused") is not True:
+            return evolve(DONE, detail="the engine is not paused", stopped=False, idle=False)
+        if request.mode not in {PauseMode.ABORT, PauseMode.WAIT}:
+            return evolve(ack, stopped=True)
+        # True as soon as a pause is pending, while requests still run. A repeated pause is answered when none is left.
+        ack = yield from self._send_pause(request.mode)
+        return evolve(ack, stopped=True) if ack.done else ack
+
+    def _continue(self, _request: events.ContinueGeneration, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        ack = yield from simply(_post("/resume", idempotent=True))
+        if ack.done:
+            self._kept = False
+        return ack
+
+    def _abort(self, _request: events.AbortGeneration, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        return simply(_post("/abort_requests", {}, idempotent=True))
+
+    def _canary(self, _request: events.Canary, engine: EngineFacts) -> Steps[Acknowledgement]:
+        tiny = GenerationRequest(input_ids=[0], max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        reply = yield from self._ask_for(tiny, Lane.CONTROL)
+        ack = classify(reply)
+        choices = field_of(reply, "choices")
+        if ack.done and not (choices and choices[0].get("token_ids")):
+            return refuse(f"{engine.name} answered a generation without a token")
+        return ack
+
+    # -------------------------------------------------------------------------------------------------------- weights
+
+    def _open(self, request: events.OpenTransfer, engine: EngineFacts) -> Steps[Acknowledgement]:
+        if (channel := request.channel) is None:
+            raise ValueError("OpenTransfer needs a channel")
+        if channel.kind != "broadcast":
+            return nothing_to_do()
+        # Blocks the whole engine core until the trainer joins.
+        return _work(_post("/init_weight_transfer_engine", {"init_info": _init_info(channel, engine.name)}))
+
+    def _close(self, request: events.CloseTransfer, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        if request.channel is None or request.channel.kind != "broadcast":
+            return nothing_to_do()
+        return _work(_post("/shutdown_weight_transfer_engine"))
+
+    def _begin(self, request: events.BeginUpdate, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        if request.kind != "broadcast":
+            return DONE
+        start = _post("/start_weight_update")
+        reply = yield start
+        if says(reply, 500, "already active"):
+            # Left by a trainer that died. Finishing puts in place whatever it holds; what follows writes it all anew.
+            if not (ack := classify((yield _post("/finish_weight_update")))).done:
+                return evolve(ack, outcome=Outcome.UNKNOWN)
+            ack = classify((yield start))
+            return ack if ack.done else evolve(ack, outcome=Outcome.UNKNOWN)
+        return refuse(classify(reply).detail) if says(reply, 500, "not configured") else classify(reply)
+
+    def _transfer(self, request: events.TransferWeights, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        if (bucket := request.bucket) is None:
+            raise ValueError("TransferWeights needs a bucket")
+        if bucket.path is not None:
+            # The path is always given: left out, the last one would be read again, even a bad one.
+            body: dict[str, Any] = {"method": "reload_weights", "args": [], "kwargs": {"weights_path": bucket.path}}
+            return _receive(_post("/collective_rpc", body))
+        shapes = [list(shape) for shape in bucket.shapes]
+        info = {"names": list(bucket.names), "dtype_names": list(bucket.dtypes), "shapes": shapes}
+        return _receive(_post("/update_weights", {"update_info": info}))
+
+    def _finish(self, request: events.FinishUpdate, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        if request.kind != "broadcast":
+            # A reload keeps the old label.
+            return simply(_post("/update_weight_version", {"new_version": request.label}, idempotent=True))
+        return self._finish_session(request.label)
+
+    def _finish_session(self, label: str) -> Steps[Acknowledgement]:
+        reply = yield _post("/finish_weight_update", {"weight_version": label})
+        return refuse(classify(reply).detail) if says(reply, 500, _NO_START) else classify(reply)
+
+    def _abandon(self, request: events.AbandonUpdate, engine: EngineFacts) -> Steps[Acknowledgement]:
+        if request.kind == "disk":
+            return evolve(DONE, untouched=not engine.touched)
+        # Without a version, since none was completed: a session in which nothing was loaded gives the old weights back.
+        reply = yield _post("/finish_weight_update", idempotent=True)
+        # A failed update has closed its session and left the model on meta: closed is not whole.
+        if says(reply, 500, _NO_START) or says(reply, 500, "not configured") or status_of(reply) == 404:
+            return DONE
+        ack = classify(reply)
+        return evolve(ack, untouched=ack.done and not engine.touched)
+
+    def _verify(self, request: events.VerifyWeights, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        reply = yield get("/weight_info")
+        ack = classify(reply)
+        label = field_of(reply, "weight_version")
+        if ack.done and label != request.label:
+            return refuse(f"the engine is labelled {label!r}, not {request.label!r}")
+        return ack
+
+    def _flush(self, request: events.FlushCache, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        # Kept requests may hold cache that a foreign pause did not clear: preempted, they recompute it.
+        query = {"reset_running_requests": "true" if request.mode is PauseMode.KEEP else "false"}
+        reply = yield _post("/reset_prefix_cache", idempotent=True, query=query)
+        ack = classify(reply)
+        return explained(ack, "requests still hold cache") if field_of(reply, "success") is False else ack
+
+    def _label(self, request: events.LabelVersion, _engine: EngineFacts) -> Steps[Acknowledgement]:
+        reply = yield get("/weight_info")
+        if field_of(reply, "weight_version") == request.label:
+            return DONE
+        call = _post("/update_weight_version", {"new_version": request.label}, idempotent=True)
+        return (yield from simply(call))
+
+    # ----------------------------------------------------------------------------------------------------- generation
+
+    def generate(self, request: GenerationRequest, *, engine: str) -> Steps[Segment]:
+        """Generate by tokens with exact version spans where the server offers it, else through `/v1/completions`."""
+        if request.images:
+            raise errors.GenerationRefused("vLLM's token routes are not given images by this adapter")
+        reply = yield from self._ask_for(request, Lane.GENERATION)
+        return _segment_of(generation_body(reply, engine=engine), engine)
+
+    def _ask_for(self, request: GenerationRequest, lane: Lane) -> Steps[Reply]:
+        if self._tokens is not False:
+            reply = yield HttpCall(path=_TOKENS, body=_tokens_body(request), idempotent=True, lane=lane)
+            if status_of(reply) not in {403, 404, 405} or self._tokens:
+                return reply
+            self._tokens = False
+        return (yield HttpCall(path="/v1/completions", body=_completion_body(request), idempotent=True, lane=lane))
+
+    handlers: ClassVar[Mapping[type[events.Request], Any]] = {
+        events.ProbeEngine: _probe,
+        events.AbortGeneration: _abort,
+        events.PauseGeneration: _pause,
+        events.ContinueGeneration: _continue,
+        events.ProvePaused: _prove_paused,
+        events.OpenTransfer: _open,
+        events.BeginUpdate: _begin,
+        events.TransferWeights: _transfer,
+        events.FinishUpdate: _finish,
+        events.VerifyWeights: _verify,
+        events.FlushCache: _flush,
+        events.LabelVersion: _label,
+        events.Canary: _canary,
+        events.AbandonUpdate: _abandon,
+        events.CloseTransfer: _close,
+    }
+
+
+def _work(call: HttpCall) -> Steps[Acknowledgement]:
+    """Make a call that every worker carries out: a 500 that quotes a worker's error means that it was not."""
+    reply = yield call
+    ack = classify(reply)
+    known = ("Worker failed with error", "not configured", "during a weight update")
+    return evolve(ack, outcome=Outcome.NOT_DONE) if any(says(reply, 500, words) for words in known) else ack
+
+
+def _receive(call: HttpCall) -> Steps[Acknowledgement]:
+    """Make a call that transfers weights: one that did not reach the workers has touched none."""
+    reply = yield call
+    ack = classify(reply)
+    if says(reply, 500, "Worker failed with error"):
+        return evolve(ack, outcome=Outcome.NOT_DONE)
+    return evolve(ack, untouched=ack.outcome is Outcome.NOT_DONE and not ack.unreachable)
+
+
+def _init_info(channel: Channel, engine: str) -> dict[str, Any]:
+    """Return what a worker must know to join. vLLM refuses a field that its backend does not have."""
+    info: dict[str, Any] = {
+        "master_address": channel.master_address,
+        "master_port": channel.master_port,
+        "rank_offset": channel.rank_offsets[engine],
+        "world_size": channel.world_size,
+        "packed": channel.packed,
+    }
+    if channel.bucket_bytes:
+        info["packed_buffer_size_bytes"] = channel.bucket_bytes
+    if channel.backend != "nccl":
+        info |= {"group_name": channel.name, "timeout_s": channel.timeout}
+    return info
+
+
+def _start_of(metrics: Reply) -> str | None:
+    """Return when the server's process started, as Prometheus' client reports it; `None` where it does not."""
+    text = metrics.text if isinstance(metrics, HttpReply) and metrics.status == 200 else ""
+    found = re.search(r"^process_start_time_seconds\s+(\S+)", text, re.MULTILINE)
+    return f"started {found[1]}" if found else None
+
+
+def _sampling(request: GenerationRequest) -> dict[str, Any]:
+    return {
+        "max_tokens": new_tokens(request),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": max(0, request.top_k),
+        "stop": list(request.stop),
+        "stop_token_ids": list(request.stop_token_ids),
+        "ignore_eos": request.ignore_eos,
+        # 0: of the sampled token, and of no others.
+        "logprobs": 0,
+        **request.extra,
+    }
+
+
+def _tokens_body(request: GenerationRequest) -> dict[str, Any]:
+    body = {"token_ids": list(request.input_ids), "sampling_params": _sampling(request), "stream": False}
+    return body if request.request_id is None else {**body, "request_id": request.request_id}
+
+
+def _completion_body(request: GenerationRequest) -> dict[str, Any]:
+    body = {"prompt": list(request.input_ids), "stream": False, "return_token_ids": True, **_sampling(request)}
+    return body if request.request_id is None else {**body, "request_id": request.request_id}
+
+
+def _segment_of(body: dict[str, Any], engine: str) -> Segment:
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise errors.EngineUnavailable(engine, "the reply has no choice")
+    choice = choices[0]
+    reason = choice.get("finish_reason")
+    if reason == "error":
+        raise errors.EngineUnavailable(engine, "the generation ended with an error")
+    return segment(
+        engine=engine,
+        ids=choice.get("token_ids"),
+        logprobs=_logprobs(choice.get("logprobs")),
+        finish_reason=reason if reason in {"length", "abort"} else "stop",
+        spans=version_spans(choice.get("weight_versions")),
+    )
+
+
+def _logprobs(logprobs: Any) -> list[Any]:
+    """Return one log-probability a token, from either route's shape."""
+    if not isinstance(logprobs, dict):
+        return []
+    if "token_logprobs" in logprobs:
+        return list(logprobs["token_logprobs"] or ())
+    return [entry.get("logprob") for entry in logprobs.get("content") or ()]

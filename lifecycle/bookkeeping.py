@@ -139,7 +139,9 @@ class Bookkeeper:
         ledger = self._cohort.ledger
         if incarnation_changed(facts, report):
             self.settle_debt(facts.name, ledger.forget(facts.name), "the server process is a new one")
-            facts = self._cohort.fleet.update(facts.name, session=False, touched=False, paused=None, idle=False, unfit="")
+            facts = self._cohort.fleet.update(
+                facts.name, session=False, touched=False, paused=None, idle=False, unfit=""
+            )
             self.clean(facts.name, "the server process is a new one")
         if report.paused is False:
             self.settle_debt(facts.name, ledger.seen_running(facts.name), "a probe says that it runs")
@@ -155,6 +157,8 @@ class Bookkeeper:
         if facts.serving and self._cohort.fleet[facts.name].version != self._cohort.version:
             self.fence(facts.name, Standing.STALE, f"does not hold version {self._cohort.version} any more")
         if report.whole is False:
+            # A session may be open that this process did not open; the next publication closes it first.
+            self._cohort.fleet.update(facts.name, session=True)
             self.dirty(facts.name, "an update is open or was left half-way")
 
     def _paused(self, _: e.PauseGeneration, ack: Acknowledgement, facts: EngineFacts) -> None:

@@ -16,6 +16,10 @@ def _tuple(values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def _own(values: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(values)
+
+
 @frozen(kw_only=True)
 class GenerationRequest:
     """What to generate. Frozen: vary it with `attrs.evolve`; a retry never shares a list with the original."""
@@ -33,10 +37,11 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_tuple)
     ignore_eos: bool = False
     request_id: str | None = None
+    """Names the request at the engine; what goes on after an interruption gets a number appended. `None`: unnamed."""
     session: str | None = None
     """Requests of one session go to one engine while it serves."""
     images: tuple[str, ...] = field(default=(), converter=_tuple)
-    extra: dict[str, Any] = field(factory=dict, converter=copy.deepcopy)
+    extra: dict[str, Any] = field(factory=dict, converter=_own)
     """Passed through to the server's sampling parameters."""
 
 
@@ -93,6 +98,7 @@ class GenerationInProgress:
         self._request = request
         self._segments: list[Segment] = []
         self._tokens: list[int] = []
+        self._asked = 0
         budget = request.max_new_tokens
         if request.max_tokens is not None:
             budget = min(budget, request.max_tokens - len(request.input_ids))
@@ -105,10 +111,16 @@ class GenerationInProgress:
 
     def next_request(self) -> GenerationRequest:
         """Return the request that goes on after the tokens so far: prompt + tokens, with the remaining budget."""
+        request_id = self._request.request_id
+        if request_id is not None and self._asked:
+            # A server may still hold the one before under its id, and would refuse a second.
+            request_id = f"{request_id}-{self._asked}"
+        self._asked += 1
         return attrs.evolve(
             self._request,
             input_ids=(*self._request.input_ids, *self._tokens),
             max_new_tokens=self.remaining,
+            request_id=request_id,
         )
 
     def add(self, segment: Segment) -> bool:

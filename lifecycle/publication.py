@@ -88,13 +88,14 @@ class Publisher:
 
     async def _pause_again(self, mode: PauseMode) -> list[Exception]:
         """Go back to PAUSED after the commit point, which nothing takes back. Returns why that did not succeed."""
-        if not self._machine.can(Trigger.PAUSE_GENERATION):
-            return []
+        failures: list[Exception] = []
         with anyio.CancelScope(shield=True):
             try:
-                return (await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))).failures
+                if self._machine.can(Trigger.PAUSE_GENERATION):
+                    failures += (await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))).failures
             except LifecycleError as error:
-                return [error]
+                failures.append(error)
+        return failures
 
     async def begin(self, intent: Intent, transfer: TransferPort | None) -> Operation:
         """Carry out BEGIN_UPDATE, and remember with what the weights will travel.

@@ -23,6 +23,7 @@ from lifecycle.errors import TransferFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     from torch import Tensor
 
@@ -73,8 +74,14 @@ def connect_group(
     if not 0 < rank < world_size:
         raise ValueError(f"a receiving rank of {world_size} is between 1 and {world_size - 1}, not {rank}")
     deadline = time.monotonic() + timeout
-    store, own_address = join(master_address, master_port, timeout=timeout)
-    return make(store, group_name, rank, world_size, own_address=own_address, timeout=deadline - time.monotonic())
+    # The store has no name in this frame: an error that somebody keeps would keep it, with its sockets, alive.
+    return make(
+        *join(master_address, master_port, timeout=timeout),
+        name=group_name,
+        rank=rank,
+        world_size=world_size,
+        deadline=deadline,
+    )
 
 
 def host_group(rendezvous: Rendezvous, *, world_size: int, group_name: str, backend: str, timeout: float) -> Group:
@@ -88,7 +95,14 @@ def host_group(rendezvous: Rendezvous, *, world_size: int, group_name: str, back
         TransferFailed: If a rank did not come within `timeout` seconds, or the rendezvous was cut or closed.
     """
     make = _maker(backend)
-    return make(rendezvous.store, group_name, 0, world_size, own_address=rendezvous.address, timeout=timeout)
+    return make(
+        rendezvous.store,
+        rendezvous.address,
+        name=group_name,
+        rank=0,
+        world_size=world_size,
+        deadline=time.monotonic() + timeout,
+    )
 
 
 class Group:
@@ -222,12 +236,12 @@ def _maker(backend: str) -> Callable[..., Group]:
         raise ValueError(f"backend is 'gloo' or 'nccl', not {backend!r}") from None
 
 
-def _gloo(store: c10d.Store, name: str, rank: int, world_size: int, *, own_address: str, timeout: float) -> Group:
+def _gloo(store: c10d.Store, own_address: str, *, name: str, rank: int, world_size: int, deadline: float) -> Group:
     keys = _keys(store, name, "cpu")
     # Neither options nor devices have a public way in; torch's own helper only lacks the choice of the device.
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001
-    options._timeout = seconds(timeout)  # noqa: SLF001
+    options._timeout = waited = seconds(deadline - time.monotonic())  # noqa: SLF001
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         device = gloo.create_default_device(lazy_init=False)
     else:
@@ -237,12 +251,13 @@ def _gloo(store: c10d.Store, name: str, rank: int, world_size: int, *, own_addre
     try:
         backend = gloo(keys, rank, world_size, options)
     except RuntimeError as error:
-        raise _nobody_came(f"rank {rank} of {world_size}", f"gloo group {name}", timeout, error) from error
+        del store, keys
+        raise _nobody_came(f"rank {rank} of {world_size}", f"gloo group {name}", waited, error) from error
     connections = _connections(keys, rank, world_size)
     return Group(backend, store, connections, name=name, rank=rank, world_size=world_size)
 
 
-def _nccl(store: c10d.Store, name: str, rank: int, world_size: int, *, own_address: str, timeout: float) -> Group:
+def _nccl(store: c10d.Store, own_address: str, *, name: str, rank: int, world_size: int, deadline: float) -> Group:
     """Make a NCCL group, as torch's helper does. Never run: the machines this was made on have no GPU.
 
     NCCL connects at the first broadcast, so that a rank that did not come is noticed only there.
@@ -251,11 +266,12 @@ def _nccl(store: c10d.Store, name: str, rank: int, world_size: int, *, own_addre
     if not (torch.cuda.is_available() and c10d.is_nccl_available()):
         raise TransferFailed("nccl needs a CUDA device and a torch that was built with it; use gloo on this machine")
     options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = seconds(timeout)  # noqa: SLF001
+    options._timeout = waited = seconds(deadline - time.monotonic())  # noqa: SLF001
     try:
         backend = c10d.ProcessGroupNCCL(_keys(store, name, "cuda"), rank, world_size, options)
     except RuntimeError as error:
-        raise _nobody_came(f"rank {rank} of {world_size}", f"nccl group {name}", timeout, error) from error
+        del store
+        raise _nobody_came(f"rank {rank} of {world_size}", f"nccl group {name}", waited, error) from error
     return Group(backend, store, frozenset(), name=name, rank=rank, world_size=world_size)
 
 
@@ -264,8 +280,10 @@ def _keys(store: c10d.Store, name: str, device: str) -> c10d.Store:
     return c10d.PrefixStore(f"{device}/", c10d.PrefixStore(f"{name}/", c10d.PrefixStore(name, store)))
 
 
-def _nobody_came(who: str, group: str, timeout: float, error: Exception) -> TransferFailed:
-    return TransferFailed(f"{who} did not meet the others in {group} within {timeout:.1f} s: {reason(error)}")
+def _nobody_came(who: str, group: str, waited: timedelta, error: Exception) -> TransferFailed:
+    return TransferFailed(
+        f"{who} did not meet the others in {group} within {waited.total_seconds():.1f} s: {reason(error)}"
+    )
 
 
 def _connections(keys: c10d.Store, rank: int, world_size: int) -> frozenset[int]:

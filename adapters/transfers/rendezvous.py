@@ -48,10 +48,9 @@ class Rendezvous:
     def __init__(self, address: str, *, port: int = 0, timeout: float) -> None:
         self.address = address
         listener = _listen(address, port)
-        where = sockets.EndPoint(*listener.getsockname()[:2])
-        self.port = where.port
-        self._store: c10d.Store | None = _store(address, where.port, timeout=timeout, listener=listener.detach())
-        self._sockets = sockets.find(lambda _, peer: peer == where)
+        self._end = sockets.EndPoint(*listener.getsockname()[:2])
+        self.port = self._end.port
+        self._store: c10d.Store | None = _store(address, self.port, timeout=timeout, listener=listener.detach())
 
     @property
     def store(self) -> c10d.Store:
@@ -61,12 +60,16 @@ class Rendezvous:
         return self._store
 
     def cut(self) -> None:
-        """Make rank 0's waiting for the others, in another thread, fail at once. Idempotent; of no use afterwards."""
-        sockets.cut(self._sockets)
+        """Stop listening, and end the waiting of every rank that is connected, this one's too. Idempotent, any thread.
+
+        An engine may be blocked in its half for as long as the store lives, and generates nothing meanwhile.
+        """
+        if self._store is not None:
+            sockets.cut(sockets.find(lambda ours, peer: self._end in (ours, peer)))
+        self.close()
 
     def close(self) -> None:
         """Stop listening; where a group still uses the store, as soon as that is closed. Idempotent."""
-        self._sockets = frozenset()
         self._store = None
 
 

@@ -142,7 +142,7 @@ def _renamed(named: Iterable[tuple[str, Tensor]], rename: Rename | None) -> Iter
     seen: set[tuple[Any, ...]] = set()
     for original, tensor in named:
         if not isinstance(tensor, torch.Tensor):
-            raise UnusableWeights(f"{original!r} is a {type(tensor).__name__}, not a tensor")
+            raise UnusableWeights(f"{original!r} is no tensor but of type {type(tensor).__name__}")
         name, memory = _new_name(original, rename), _memory(tensor)
         if name is None or memory in seen:
             continue

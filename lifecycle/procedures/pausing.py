@@ -81,7 +81,8 @@ class Pausing:
         """Abort before the pause, so that the pause finds an idle engine: SGLang's takes a second where it does not."""
         if operation.mode is not PauseMode.ABORT:
             return
-        await self._context.effects.fan_out(e.AbortGeneration, self._context.reachable)
+        result = await self._context.effects.fan_out(e.AbortGeneration, self._context.reachable)
+        operation.failures.extend(f for f in result.failures if self._is_lost(f))
         await self._until_landed()
 
     async def _pause(self, operation: Operation) -> None:

@@ -26,7 +26,8 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+        # A connection per call, since vLLM closes the one that it has answered with 500, and says nothing.
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, headers={"Connection": "close"})
         self._threads = ThreadPoolExecutor(16)
 
     def __enter__(self) -> Self:
@@ -58,8 +59,8 @@ class Client:
         """POST in a thread."""
         return self._threads.submit(lambda: self.post(path, body, headers, **query))
 
-    def run(self, function: Callable[[], None]) -> Future[None]:
-        """Run the trainer's half of something in a thread."""
+    def run(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run something else in a thread."""
         return self._threads.submit(function)
 
     @contextmanager

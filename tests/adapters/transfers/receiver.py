@@ -1,4 +1,4 @@
-"""A receiving rank in a process of its own, for tests: `python receiver.py SPEC`, driven over standard input and output.
+"""A receiving rank in a process of its own: `python receiver.py SPEC`, driven over standard input and output.
 
 It prints one line of JSON when it has joined and one for each tensor it received. Each line it reads is a list of
 [dtype, shape] to receive next; at the end of its input it leaves.

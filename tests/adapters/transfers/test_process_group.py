@@ -1,13 +1,14 @@
 """Groups of our own: they meet torch's, end when told to, and leave nothing behind."""
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import distributed as dist
 
+from adapters.transfers import process_group
 from adapters.transfers.process_group import Group, connect_group, host_group
 from adapters.transfers.rendezvous import PortTaken, Rendezvous, reason
 from lifecycle.errors import TransferFailed
@@ -25,7 +26,13 @@ def rendezvous() -> Iterator[Rendezvous]:
     hosted.close()
 
 
+def big() -> torch.Tensor:
+    """Return more than anybody can send alone."""
+    return torch.empty(BIG, dtype=torch.uint8)
+
+
 def host(rendezvous: Rendezvous, name: str = "a/group", *, world_size: int = 2, timeout: float = 20.0) -> Group:
+    """Build rank 0's half."""
     return host_group(rendezvous, world_size=world_size, group_name=name, backend="gloo", timeout=timeout)
 
 
@@ -78,7 +85,7 @@ def test_a_group_of_three_reaches_everybody(rendezvous: Rendezvous) -> None:
     joined = [joining(rendezvous.port, "three", rank=rank, world_size=3) for rank in (1, 2)]
     groups = [host(rendezvous, "three", world_size=3), *(each.result() for each in joined)]
     tensors = [torch.tensor([1.0, 2.0]), torch.zeros(2), torch.zeros(2)]
-    work = [Outcome(lambda g=g, t=t: g.broadcast(t, timeout=20.0)) for g, t in zip(groups, tensors, strict=True)]
+    work = [Outcome(partial(g.broadcast, t, timeout=20.0)) for g, t in zip(groups, tensors, strict=True)]
     for each in work:
         each.result()
     assert all(len(group._connections) >= 2 for group in groups)
@@ -94,7 +101,7 @@ def test_a_peer_that_dies_mid_transfer_fails_the_broadcast(
     peer = receivers(Receiver("library", rendezvous.port, "a/group", 1, 2))
     group = host(rendezvous)
     peer.expect([("float32", (1,))])
-    sending = Outcome(lambda: group.broadcast_all([torch.ones(1), torch.empty(BIG, dtype=torch.uint8)], timeout=600.0))
+    sending = Outcome(lambda: group.broadcast_all([torch.ones(1), big()], timeout=600.0))
     assert [peer.read().keys(), peer.read().keys()] == [{"joined"}, {"bytes"}]
     peer.end()
     with pytest.raises(TransferFailed, match=rf"broadcast of {BIG} bytes in gloo group a/group, rank 0 of 2, failed"):
@@ -106,19 +113,27 @@ def test_a_peer_that_dies_mid_transfer_fails_the_broadcast(
 def test_a_cut_frees_both_ends_of_a_blocked_broadcast(pair: tuple[Group, Group]) -> None:
     """Cutting from another thread ends a broadcast that nobody would ever receive, and the peer's waiting as well."""
     sender, receiver = pair
-    started = threading.Event()
-
-    def send() -> None:
-        started.set()
-        sender.broadcast(torch.empty(BIG, dtype=torch.uint8), timeout=600.0)
-
-    sending = Outcome(send)
-    started.wait()
+    sending = Outcome(lambda: sender.broadcast_all([torch.ones(1), big()], timeout=600.0))
+    receiver.broadcast(torch.zeros(1), timeout=20.0)  # so the sender has begun, and is stuck with the second tensor
     sender.cut()
-    with pytest.raises(TransferFailed, match="cut"):
+    with pytest.raises(TransferFailed, match=f"broadcast of {BIG} bytes in gloo group pair.*: the group was cut"):
         sending.result()
     with pytest.raises(TransferFailed):
-        receiver.broadcast(torch.empty(BIG, dtype=torch.uint8), timeout=600.0)
+        receiver.broadcast(big(), timeout=600.0)
+
+
+def test_a_new_group_after_a_cut_works_at_once(pair: tuple[Group, Group], rendezvous: Rendezvous) -> None:
+    """A cut group is no obstacle to the next one."""
+    pair[0].cut()
+    joined = joining(rendezvous.port, "next")
+    sender, receiver = host(rendezvous, "next"), joined.result()
+    got = torch.zeros(2)
+    receiving = Outcome(lambda: receiver.broadcast(got, timeout=20.0))
+    sender.broadcast(torch.ones(2), timeout=20.0)
+    receiving.result()
+    assert got.tolist() == [1.0, 1.0]
+    sender.close()
+    receiver.close()
 
 
 def test_a_cut_group_is_refused_for_good(pair: tuple[Group, Group]) -> None:
@@ -164,12 +179,14 @@ def test_a_rank_that_never_comes_is_waited_for_until_the_deadline(rendezvous: Re
 
 
 def test_waiting_for_ranks_can_be_cut(rendezvous: Rendezvous) -> None:
-    """Cutting the rendezvous ends rank 0's waiting for the others."""
-    waiting = Outcome(lambda: host(rendezvous, timeout=600.0))
+    """Cutting the rendezvous ends the waiting of rank 0 and of the ranks that have come already."""
+    joined = joining(rendezvous.port, "a/group", world_size=3, timeout=600.0)
+    waiting = Outcome(lambda: host(rendezvous, world_size=3, timeout=600.0))
+    process_group._keys(rendezvous.store, "a/group", "cpu").wait(["0/1"])  # rank 1 has come
     rendezvous.cut()
-    with pytest.raises(TransferFailed, match="did not meet"):
-        waiting.result()
-    rendezvous.close()
+    for each in (waiting, joined):
+        with pytest.raises(TransferFailed, match="did not meet"):
+            each.result()
     with pytest.raises(TransferFailed, match="closed"):
         host(rendezvous)
 
@@ -198,7 +215,10 @@ def test_a_port_where_somebody_keeps_silent_does_not_hang_the_receiver() -> None
 
 def test_a_taken_port_is_told_apart() -> None:
     """A port that somebody else listens on is `PortTaken`, an address of another machine is not."""
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(PortTaken, match="can't listen on 127.0.0.1"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(PortTaken, match=r"can't listen on 127\.0\.0\.1"),
+    ):
         Rendezvous("127.0.0.1", port=other.getsockname()[1], timeout=5.0)
     with pytest.raises(TransferFailed, match="address of this machine") as refused:
         Rendezvous("192.0.2.1", timeout=5.0)
@@ -259,10 +279,10 @@ def test_twenty_groups_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("initialised", [False, True])
-def test_the_default_group_is_left_alone(rendezvous: Rendezvous, initialised: bool) -> None:  # noqa: FBT001
+def test_the_default_group_is_left_alone(rendezvous: Rendezvous, initialised: bool) -> None:
     """A trainer's default group exists or not, and works, as before."""
     if initialised:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         joined = joining(rendezvous.port, "beside")
         sender, receiver = host(rendezvous, "beside"), joined.result()
@@ -291,7 +311,7 @@ def test_nccl_without_a_gpu_says_so(rendezvous: Rendezvous) -> None:
 
 
 def test_reasons_are_short() -> None:
-    """torch's message is kept, its source location, advice and stack are not."""
+    """The message of torch is kept, its source location, advice and stack are not."""
     long = "[/pytorch/gloo/pair.cc:1] Connection closed by peer [::1]:5. This is typically caused by something"
     assert reason(RuntimeError(long)) == "Connection closed by peer [::1]:5"
     assert reason(RuntimeError("wait timeout\nException raised from doWait\nframe #0")) == "wait timeout"

@@ -132,8 +132,8 @@ class Rig:
             engine.behave()
         self.transfer.fail_on = self.transfer.hang_on = None
 
-    def when(self, count: int, action: Callable[[], object]) -> None:
-        """Do `action` when the engines together receive their `count`-th request from now."""
+    def when(self, count: int, action: Callable[[], object], *, after: bool = False) -> None:
+        """Do `action` when the engines together receive, or have acted on, their `count`-th request from now."""
         left = count
 
         def on_request(_: Engine, __: Request) -> None:
@@ -143,7 +143,7 @@ class Rig:
                 action()
 
         for engine in self.engines:
-            engine.received = on_request
+            engine.received, engine.acted = (None, on_request) if after else (on_request, None)
 
 
 def rig(

@@ -7,6 +7,7 @@ from workbench import publication_of, serving_cohort
 from lifecycle import PauseMode, Standing, Transition
 from lifecycle.cohort import Cohort, Intent
 from lifecycle.fleet import Fleet
+from lifecycle.guards import Condition
 from lifecycle.staleness import StalenessBudget
 
 Change = Callable[[Cohort], object]
@@ -16,13 +17,15 @@ def ready_for(row: Transition) -> tuple[Cohort, Intent]:
     """Return a cohort and an intent for which every guard and every proof of `row` holds at once."""
     cohort = serving_cohort(version=1, budget=StalenessBudget(batch_size=2, max_staleness=0, version=1))
     for condition in (*row.guards, *row.proofs):
-        HOLD.get(condition.__name__, _nothing)(cohort)
+        make_hold(condition, cohort)
     resume = row.resume is not False
     return cohort, Intent(mode=PauseMode.ABORT, target=2, resume=resume)
 
 
-def _nothing(_: Cohort) -> None:
-    """The cohort to begin with is good enough."""
+def make_hold(condition: Condition, cohort: Cohort) -> None:
+    """Change a cohort of two serving engines so that `condition` holds; for most there is nothing to do."""
+    if condition.__name__ in HOLD:
+        HOLD[condition.__name__](cohort)
 
 
 def _open_submission(cohort: Cohort) -> None:

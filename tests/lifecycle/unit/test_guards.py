@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from conditions import HOLD, REFUSE
+from conditions import REFUSE, make_hold
 from workbench import publication_of, serving_cohort
 
 from lifecycle import TRANSITIONS, FleetPolicy, PauseMode, StalenessBudget, Standing
@@ -19,7 +19,7 @@ CONDITIONS = sorted({c for row in TRANSITIONS for c in (*row.guards, *row.proofs
 def _prepared(condition: Condition) -> Cohort:
     budget = StalenessBudget(batch_size=2, max_staleness=0, version=1)
     cohort = serving_cohort(version=1, budget=budget)
-    HOLD.get(condition.__name__, lambda _: None)(cohort)
+    make_hold(condition, cohort)
     return cohort
 
 

@@ -1,5 +1,7 @@
 """The transition table: what it says, and what it refuses to be."""
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 
@@ -82,10 +84,8 @@ def test_recover_tries_suspended_before_paused(state: State) -> None:
 @pytest.mark.parametrize("state", State)
 def test_rows_are_those_of_the_trigger_that_start_in_the_state(trigger: Trigger, state: State) -> None:
     """`rows` returns exactly the rows of one trigger in one state, in the order of the table."""
-    expected = [
-        row for row in TRANSITIONS if row.trigger is trigger and state in row.source and row.resume is not False
-    ]
-    assert list(rows(trigger, state)) == expected
+    own = [row for row in TRANSITIONS if row.trigger is trigger and state in row.source]
+    assert list(rows(trigger, state)) == [row for row in own if row.resume is not False]
 
 
 def test_every_publication_passes_through_paused() -> None:
@@ -111,7 +111,7 @@ def _without(trigger: Trigger) -> list[Transition]:
     return [row for row in TRANSITIONS if row.trigger is not trigger]
 
 
-def _changed(trigger: Trigger, **changes: object) -> list[Transition]:
+def _changed(trigger: Trigger, **changes: Any) -> list[Transition]:
     return [evolve(row, **changes) if row.trigger is trigger else row for row in TRANSITIONS]
 
 

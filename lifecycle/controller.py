@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
-import anyio
-
 from . import events as e
 from .bookkeeping import Bookkeeper
 from .cohort import Cohort, FleetPolicy, Intent
@@ -26,6 +24,7 @@ from .procedures import Context, Operation
 from .publication import Publisher
 from .recorder import EventSink, Recorder, Subscriber
 from .segments import Segments
+from .shielding import to_the_end
 from .staleness import StalenessBudget, Ticket, Unlimited
 from .states import PauseMode, Standing, State, Trigger
 from .turn import Turn
@@ -249,9 +248,13 @@ class Lifecycle:
             yield
         finally:
             if was_running:
-                with anyio.CancelScope(shield=True):
+
+                async def reopen() -> None:
                     if self._machine.can(Trigger.RESUME):
                         await self.resume()
+
+                if (interruption := await to_the_end(reopen)) is not None:
+                    raise interruption
 
     async def drain(self) -> None:
         """Wait until no rollout holds a ticket. Suspend first, or new ones keep starting.

@@ -6,7 +6,6 @@ left in between, whatever is raised and whoever cancels.
 
 from collections.abc import Sequence
 
-import anyio
 import anyio.lowlevel
 
 from . import events as e
@@ -16,6 +15,7 @@ from .gate import hopeless
 from .machine import LifecycleMachine
 from .ports import Bucket, TransferPort
 from .procedures import Context, Operation, procedures
+from .shielding import to_the_end
 from .states import State, Trigger
 from .table import OnFailure, Transition, rows
 
@@ -70,13 +70,14 @@ class Driver:
             self._context.recorder.emit(
                 e.TransitionRolledBack, trigger=trigger, source=attempt.source, reason=_sentence(error)
             )
-            if not self.closing:
-                with anyio.CancelScope(shield=True):
-                    await self._make_good(operation)
+            if not self.closing and (interruption := await to_the_end(lambda: self._make_good(operation))) is not None:
+                raise interruption from error
             raise
         await self._fault_if_too_few()
+        # What was committed stands, and is on record as such: only now is a cancellation given its due.
+        if operation.interruption is not None:
+            raise operation.interruption
         if shielded:
-            # What was committed stands, and is on record as such: only now is a cancellation given its due.
             await anyio.lowlevel.checkpoint_if_cancelled()
         return operation
 
@@ -89,9 +90,13 @@ class Driver:
         revocable, irrevocable = _at_commit_point(row)
         await self._walk(revocable, operation)
         if irrevocable:
-            with anyio.CancelScope(shield=True):
-                await self._walk(irrevocable, operation)
+            left = list(irrevocable)
+
+            async def forward() -> None:
+                await self._go_through(left, operation)
                 await self._commit_forward(operation)
+
+            operation.interruption = await to_the_end(forward)
         else:
             self._commit_proven(operation, row)
         return bool(irrevocable)
@@ -100,15 +105,25 @@ class Driver:
         for request in requests:
             await self._procedures[request](operation)
 
+    async def _go_through(self, left: list[type[e.Request]], operation: Operation) -> None:
+        """Perform what is left, so that an interrupted walk goes on where it was."""
+        while left:
+            await self._procedures[left[0]](operation)
+            del left[0]
+
     async def _first_row_that_holds(self, operation: Operation) -> None:
         """RECOVER: what engines answer decides which row it is. Once they have answered, it is carried to its end."""
         candidates = operation.attempt.rows
         shared = _common_start(candidates)
         asking = candidates[0].requests.index(e.Settle)
         await self._walk(candidates[0].requests[:asking], operation)
-        with anyio.CancelScope(shield=True):
-            await self._walk(candidates[0].requests[asking:shared], operation)
+        left = list(candidates[0].requests[asking:shared])
+
+        async def forward() -> None:
+            await self._go_through(left, operation)
             await self._commit_first(candidates, shared, operation)
+
+        operation.interruption = await to_the_end(forward)
 
     async def _commit_first(self, candidates: Sequence[Transition], shared: int, operation: Operation) -> None:
         refusal: TransitionRefused | None = None
@@ -174,8 +189,7 @@ class Driver:
         attempt = self._machine.begin(Trigger.FAULT)
         operation = Operation(attempt=attempt)
         self._context.recorder.emit(e.TransitionBegun, trigger=Trigger.FAULT, source=attempt.source)
-        with anyio.CancelScope(shield=True):
-            await self._walk(attempt.row.requests, operation)
+        await self._walk(attempt.row.requests, operation)  # it waits for nothing
         self._commit(operation, attempt.row)
 
     def _announce(self) -> None:

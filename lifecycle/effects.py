@@ -1,7 +1,8 @@
 """Perform requests at engines: concurrently, each with a deadline, each ending in exactly one recorded outcome."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ from . import events as e
 from .bookkeeping import Bookkeeper
 from .cohort import Cohort
 from .deadlines import Deadlines
-from .errors import EngineFailure
+from .errors import EngineFailure, TransferFailed
 from .ports import Acknowledgement, EnginePort
 from .recorder import Recorder
 from .states import Outcome, PauseMode
@@ -133,7 +134,7 @@ class Effects:
         try:
             with run.trainer:
                 await run.all_sent.wait()
-                with anyio.fail_after(timeout):
+                with within(timeout, "the trainer's half"):
                     await half()
                 finished = True
         except Exception as error:  # noqa: BLE001 - a transfer may fail in any way; the error is kept and reported
@@ -186,6 +187,15 @@ class Effects:
             except Exception as error:  # noqa: BLE001 - a port that raises is a bug, and tells nothing of the engine
                 return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"adapter error: {error!r}"[:300])
         return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"no answer within {timeout:.3g} s")
+
+
+@contextmanager
+def within(timeout: float, what: str) -> Iterator[None]:
+    """Raise `TransferFailed` where what the trainer has to do takes more than `timeout` seconds."""
+    with anyio.move_on_after(timeout) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise TransferFailed(f"{what} took more than {timeout:.3g} s")
 
 
 def _in_doubt(request: e.Request, repeated: Acknowledgement) -> Acknowledgement:

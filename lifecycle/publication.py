@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 
-import anyio
 import anyio.lowlevel
 from attrs import evolve
 
@@ -22,6 +21,7 @@ from .machine import LifecycleMachine
 from .ports import Bucket, TransferPort, WeightSource
 from .procedures import Operation
 from .segments import Segments
+from .shielding import to_the_end
 from .states import PauseMode, State, Trigger
 from .views import PublishReport
 
@@ -83,18 +83,22 @@ class Publisher:
         failures += operation.failures
         if found is State.PAUSED:
             failures += await self._pause_again(mode)
-            await anyio.lowlevel.checkpoint_if_cancelled()
         return self._report(intent, failures, sent, previous=previous, seconds=seconds, interrupted=interrupted)
 
     async def _pause_again(self, mode: PauseMode) -> list[Exception]:
         """Go back to PAUSED after the commit point, which nothing takes back. Returns why that did not succeed."""
         failures: list[Exception] = []
-        with anyio.CancelScope(shield=True):
+
+        async def again() -> None:
             try:
                 if self._machine.can(Trigger.PAUSE_GENERATION):
-                    failures += (await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))).failures
+                    failures.extend((await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))).failures)
             except LifecycleError as error:
                 failures.append(error)
+
+        if (interruption := await to_the_end(again)) is not None:
+            raise interruption
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return failures
 
     async def begin(self, intent: Intent, transfer: TransferPort | None) -> Operation:
@@ -148,7 +152,8 @@ class Publisher:
         """Return to the state a failed publication found, as far as the guards allow."""
         if self._driver.closing:
             return
-        with anyio.CancelScope(shield=True):
+
+        async def back() -> None:
             try:
                 if self._machine.state is State.UPDATING:
                     await self._driver.run(Trigger.ABANDON_UPDATE, intent)
@@ -161,8 +166,12 @@ class Publisher:
                     await self._driver.run(Trigger.PAUSE_GENERATION, Intent(mode=mode))
             except LifecycleError as further:
                 error.add_note(f"on the way back: {further}")
+
+        interruption = await to_the_end(back)
         # What could not be restored now is restored by the publication that cures the fleet.
         self._wanted = found if self._machine.state is not found else None
+        if interruption is not None:
+            raise interruption from error
 
     def _report(
         self,

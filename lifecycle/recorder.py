@@ -41,7 +41,7 @@ class Recorder:
         self._cohort = cohort
         self._sink = sink
         self._seq = sink.last_seq if sink else 0
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribers: tuple[tuple[Subscriber], ...] = ()
         self._pending: deque[Event] = deque()
         self._delivering = False
 
@@ -75,10 +75,11 @@ class Recorder:
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber` with every event from now on. Returns what ends that; calling it twice is harmless."""
-        self._subscribers = (*self._subscribers, subscriber)
+        entry = (subscriber,)  # of its own, since a callback may be subscribed twice
+        self._subscribers = (*self._subscribers, entry)
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+            self._subscribers = tuple(other for other in self._subscribers if other is not entry)
 
         return unsubscribe
 
@@ -91,7 +92,7 @@ class Recorder:
         try:
             while self._pending:
                 following = self._pending.popleft()
-                for subscriber in self._subscribers:
+                for (subscriber,) in self._subscribers:
                     _call(subscriber, following)
         finally:
             self._delivering = False

@@ -6,6 +6,7 @@ from typing import TypeVar
 import anyio
 
 from .errors import Busy, LifecycleClosed, Reentrant
+from .shielding import to_the_end
 from .states import Trigger
 
 T = TypeVar("T")
@@ -60,13 +61,17 @@ class Turn:
         self._refuse_reentrance()
         announce()
         self._closing = True
-        with anyio.CancelScope(shield=True):
-            if self._scope is not None:
-                self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
+
+        async def once() -> None:
             async with self._lock:
                 if not self._closed:
-                    self._closed = True
                     await work()
+                    self._closed = True
+
+        if (interruption := await to_the_end(once)) is not None:
+            raise interruption
 
     def _refuse_reentrance(self) -> None:
         if self._holder is not None and self._holder == anyio.get_current_task().id:

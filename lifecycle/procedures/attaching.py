@@ -81,7 +81,8 @@ class Attaching:
     def _take_on_pause(self, name: str, report: EngineReport) -> None:
         """Make a pause that is not ours a debt; count its weights as partly written unless something proves them."""
         cohort = self._context.cohort
-        if not report.paused or cohort.ledger.owed(name) is not None:
+        # What is known now, which is more than the report where it was continued since.
+        if not cohort.fleet[name].paused or cohort.ledger.owed(name) is not None:
             return
         cohort.ledger.owe(name, mode=PauseMode.ABORT, epoch=cohort.epoch, certain=True)
         if not report.whole and not cohort.policy.trust_paused:

@@ -29,6 +29,8 @@ class Operation:
     """What the engines that answered a probe said."""
     published: tuple[str, ...] = ()
     """Engines that hold the version that this operation committed."""
+    interruption: BaseException | None = None
+    """A cancellation that had to wait until the operation had come to its end."""
     failures: list[Exception] = field(factory=list)
     """What went wrong at engines that were fenced instead of failing the operation."""
 

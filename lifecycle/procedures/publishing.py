@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable
 
 from lifecycle import events as e
 from lifecycle.cohort import Publication
-from lifecycle.effects import Result
+from lifecycle.effects import Result, within
 from lifecycle.errors import EngineFailure, PublicationFailed, TransferFailed
 from lifecycle.fleet import label_of
+from lifecycle.guards import enough_reachable
 from lifecycle.ports import Channel, Member, TransferPort
 from lifecycle.states import Standing
 
@@ -56,10 +57,15 @@ class Publishing:
             raise PublicationFailed("no transfer", [TransferFailed("give the lifecycle or publish() a transfer")])
         timeout = context.deadlines.open_transfer
         await self._close_sessions(operation)  # those that a publication left behind which went on without them
+        if (reason := enough_reachable(context.cohort, operation.attempt.intent)) is not None:
+            raise PublicationFailed(
+                "an update that was left open could not be closed", [*operation.failures, RuntimeError(reason)]
+            )
         self._moving = transfer
         members = [Member(name=f.name, world_size=f.world_size) for f in context.cohort.fleet.reachable]
         try:
-            channel = await transfer.prepare(members, timeout=timeout)
+            with within(timeout, "preparing the transfer"):
+                channel = await transfer.prepare(members, timeout=timeout)
         except Exception as error:
             raise PublicationFailed("the transfer could not be prepared", [error]) from error
         if channel.name not in self._joined:
@@ -233,6 +239,9 @@ class Publishing:
         for name, acknowledgement in result.acknowledgements.items():
             if not acknowledgement.done:
                 context.books.fence(name, Standing.LOST, f"its update is still open: {acknowledgement.detail}")
+        # Untouched is also what a process says that was started anew meanwhile, with whatever weights.
+        restored = [name for name in names if context.cohort.fleet[name].serving]
+        await context.effects.fan_out(e.ProbeEngine, restored)
 
     async def _close(self, operation: Operation) -> None:
         for transfer, channel in list(self._joined.values()):

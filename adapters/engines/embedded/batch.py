@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from adapters.engines.embedded.cache import KVCache
+from adapters.engines.embedded.prefixes import PrefixCache
 from adapters.engines.embedded.sampling import sample
 
 if TYPE_CHECKING:
@@ -31,9 +32,18 @@ class RunningBatch:
         max_prefill_tokens: How many tokens, padding included, one prefill may hold.
         scaled_logprobs: See `sampling.sample`.
         seed: Seed for sequences without a generator of their own.
+        shortest_prefix: See `PrefixCache`.
     """
 
-    def __init__(self, model: CausalLM, *, max_prefill_tokens: int, scaled_logprobs: bool, seed: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        max_prefill_tokens: int,
+        scaled_logprobs: bool,
+        seed: int,
+        shortest_prefix: int | None = None,
+    ) -> None:
         self._model = model
         self._max_prefill_tokens = max_prefill_tokens
         self._scaled_logprobs = scaled_logprobs
@@ -41,14 +51,25 @@ class RunningBatch:
         self._cache = KVCache(model.config, next(model.parameters()).dtype)
         self._integers = torch.zeros(0, 3, dtype=torch.int64)
         self._floats = torch.zeros(0, 2)
+        self.prefixes = PrefixCache(shortest_prefix)
         self.sequences: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def prefill(self, sequences: Iterable[Sequence]) -> None:
-        """Take sequences in: compute keys and values of all their tokens, and make one new token each."""
-        ordered = sorted(sequences, key=_tokens)
+        """Take sequences in: compute keys and values of all their tokens, and make one new token each.
+
+        A sequence whose prompt is cached makes its first token with the next `decode` instead.
+        """
+        ordered = []
+        for sequence in sequences:
+            found = self.prefixes.find(sequence.prompt) if not sequence.output else None
+            if found is None:
+                ordered.append(sequence)
+            else:
+                self._revive(sequence, found)
+        ordered.sort(key=_tokens)
         while ordered:
             count = 1
             while count < len(ordered) and (count + 1) * _tokens(ordered[count]) <= self._max_prefill_tokens:
@@ -90,9 +111,23 @@ class RunningBatch:
         self._describe(sequences, rows, first)
         input_ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         hidden = self._model.model(input_ids, caches=self._cache.prefill(first))
+        for slot, sequence in enumerate(sequences, start=first):
+            if self.prefixes.wants(sequence.prompt):
+                cached = len(sequence.prompt) - 1
+                self.prefixes.keep(sequence.prompt, self._cache.store[:, :, slot, :, :cached].clone())
         last = self._integers[first : first + len(rows), _LENGTH] - 1
         self.sequences.extend(sequences)
         self._choose(hidden[torch.arange(len(rows)), last], sequences, first_slot=first)
+
+    def _revive(self, sequence: Sequence, keys_and_values: Tensor) -> None:
+        """Take in a sequence whose prompt but for the last token is cached."""
+        slot, prompt = len(self.sequences), sequence.prompt
+        self._cache.reserve(slot + 1, len(prompt))
+        self._cache.store[:, :, slot, :, : len(prompt) - 1] = keys_and_values
+        self._describe([sequence], [prompt[:-1]], slot)
+        self._integers[slot, _TOKEN] = prompt[-1]
+        sequence.cached_tokens = len(prompt) - 1
+        self.sequences.append(sequence)
 
     def _describe(self, sequences: list[Sequence], rows: list[list[int]], first: int) -> None:
         """Write what the slots from `first` on need to know of their sequences."""

@@ -53,6 +53,8 @@ def save(model: CausalLM, directory: str | Path) -> Path:
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(model.config))
     partial = directory / f".{_WEIGHTS}.partial"
     save_file(tensors, partial, metadata={"format": "pt"})
+    # safetensors leaves the file to its owner alone, and an engine may be another user.
+    partial.chmod((directory / _CONFIG).stat().st_mode & 0o666)
     partial.replace(directory / _WEIGHTS)
     return directory
 

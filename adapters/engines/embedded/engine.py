@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
@@ -92,6 +94,7 @@ class Engine:
         path: Directory of the checkpoint.
         options: See `EngineOptions`.
         scaled_logprobs: What the dialect's server reports, unless `options` says otherwise.
+        shortest_prefix: Fewest tokens that the dialect's server keeps in its prefix cache.
         on_death: Called on the loop when the scheduler has ended for good.
 
     Raises:
@@ -99,11 +102,19 @@ class Engine:
     """
 
     def __init__(
-        self, path: str, options: EngineOptions, *, scaled_logprobs: bool, on_death: Callable[[Engine], None]
+        self,
+        path: str,
+        options: EngineOptions,
+        *,
+        scaled_logprobs: bool,
+        shortest_prefix: int,
+        on_death: Callable[[Engine], None],
     ) -> None:
         model = checkpoint.load(path, dtype=options.dtype).requires_grad_(requires_grad=False).eval()
         config = model.config
+        self.started = time.time()
         self.options = options
+        self.seed = random.randrange(1 << 30) if options.seed is None else options.seed
         self.path = path
         self.config = config
         self.vocab_size = config.vocab_size
@@ -116,6 +127,8 @@ class Engine:
             options,
             scaled_logprobs=scaled_logprobs if options.logprobs is None else options.logprobs == "scaled",
             version=_DEFAULT_VERSION,
+            seed=self.seed,
+            shortest_prefix=shortest_prefix if options.prefix_cache else None,
             on_death=lambda error: self._on_loop(lambda: self._die(error)),
         )
         self.on_answer: Callable[[], None] = lambda: None

@@ -26,7 +26,8 @@ class EngineOptions:
         max_running_requests: How many requests decode together; the others wait in the queue.
         max_context: Longest prompt plus output, in tokens; `None` for the model's `max_position_embeddings`.
         max_prefill_tokens: How many prompt tokens, padding included, one prefill may hold.
-        seed: Seed of the sampling of requests that bring none, int ≥ 0.
+        seed: Seed of the sampling of requests that bring none, int ≥ 0; `None` to draw one at every start. SGLang's
+            /server_info shows it, by which a restarted server is told from the one before.
         dtype: "float32" or "bfloat16" to run in; `None` for the checkpoint's own.
         num_threads: Threads of torch in the engine's process.
         eos_token_id: Tokens that end a generation, in place of those of config.json; `None` to keep those, `()` for
@@ -34,6 +35,8 @@ class EngineOptions:
         logprobs: "raw" for log-probabilities of the model's own distribution, "scaled" for those after division by the
             temperature. `None` for what the dialect's server does by default: SGLang scaled, vLLM raw. Neither server
             renormalises after top-p or top-k.
+        prefix_cache: Whether keys and values of a prompt are kept for the next request with the same prompt, as both
+            servers do by default. An update without a flush leaves them stale.
         forward_sleep_seconds: Sleep after every forward pass; SGLang's /slow_down changes it at run time.
         pause_poll_seconds: SGLang's pause in abort mode looks this often whether the engine is empty, so that it takes
             at least this long whenever something was in flight.
@@ -52,11 +55,12 @@ class EngineOptions:
     max_running_requests: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     max_context: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(2)))
     max_prefill_tokens: int = attrs.field(default=8192, validator=attrs.validators.ge(1))
-    seed: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     dtype: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "float32", "bfloat16")))
     num_threads: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     eos_token_id: tuple[int, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_token_ids))
     logprobs: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "raw", "scaled")))
+    prefix_cache: bool = True
     forward_sleep_seconds: float | None = None
     pause_poll_seconds: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     health_timeout_seconds: float = attrs.field(default=20.0, validator=attrs.validators.ge(0))

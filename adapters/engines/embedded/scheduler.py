@@ -46,10 +46,12 @@ class Scheduler:
 
     Args:
         model: What to run.
-        options: Limits and seeds.
+        options: Limits.
         scaled_logprobs: See `sampling.sample`.
         version: What the weights are called at the start.
+        seed: Seed of the sampling of requests that bring none.
         on_death: Called in the scheduler's thread with the reason when it stops for good.
+        shortest_prefix: See `PrefixCache`.
     """
 
     def __init__(
@@ -59,15 +61,22 @@ class Scheduler:
         *,
         scaled_logprobs: bool,
         version: str,
+        seed: int,
         on_death: Callable[[BaseException], None],
+        shortest_prefix: int | None = None,
     ) -> None:
         self.state = SchedulerState.UNPAUSED
         self.version = version
         self.weights_lost = False
+        self.gauges = (0, 0)
         self.forward_sleep_seconds = options.forward_sleep_seconds
         self.waiting: deque[Sequence] = deque()
         self.batch = RunningBatch(
-            model, max_prefill_tokens=options.max_prefill_tokens, scaled_logprobs=scaled_logprobs, seed=options.seed
+            model,
+            max_prefill_tokens=options.max_prefill_tokens,
+            scaled_logprobs=scaled_logprobs,
+            seed=seed,
+            shortest_prefix=shortest_prefix,
         )
         self._max_running = options.max_running_requests
         self._num_threads = options.num_threads
@@ -164,6 +173,10 @@ class Scheduler:
         """Whether no request holds keys and values: nothing runs, and nothing waits that could run now."""
         return not self.batch and (not self.waiting or self.state is SchedulerState.PAUSED_ALL)
 
+    def clear_prefixes(self) -> None:
+        """Forget the keys and values of prompts; those of running requests stay."""
+        self.batch.prefixes.clear()
+
     def when_drained(self, future: Future[None]) -> None:
         """Resolve `future` as soon as no request is running."""
         self._when_drained.append(future)
@@ -219,6 +232,8 @@ class Scheduler:
         self.batch.remove({sequence for sequence in heard if sequence.finish})
         for sequence in heard:
             sequence.notify(sequence)
+        # Running and waiting, as of the last pass: like the real servers' gauges, they stand still in a pause.
+        self.gauges = (len(self.batch), len(self.waiting))
         self._drained()
         if self.forward_sleep_seconds:
             self._stop.wait(self.forward_sleep_seconds)

@@ -29,6 +29,7 @@ __all__ = ["EmbeddedServer", "serve"]
 
 _GRACE_SECONDS = 0.3
 _PARENT_POLL_SECONDS = 0.2
+_SHORTEST_PREFIX = {"sglang": 1, "vllm": 16}  # vLLM caches whole blocks of 16 tokens
 _APPLICATIONS: dict[str, Callable[[Engine], Starlette]] = {"sglang": sglang_app, "vllm": vllm_app}
 
 
@@ -101,7 +102,11 @@ class EmbeddedServer:
         self._options = EngineOptions() if options is None else options
         self._dialect = dialect
         self._engine = Engine(
-            str(model), self._options, scaled_logprobs=dialect == "sglang", on_death=self._engine_died
+            str(model),
+            self._options,
+            scaled_logprobs=dialect == "sglang",
+            shortest_prefix=_SHORTEST_PREFIX[dialect],
+            on_death=self._engine_died,
         )
         self._socket = _bind(host, port)
         self.url = f"http://{host}:{self._socket.getsockname()[1]}"
@@ -136,6 +141,7 @@ class EmbeddedServer:
             lifespan="off",
             log_level="critical",
             access_log=False,
+            date_header=False,
             ws="none",
             timeout_keep_alive=60,
             backlog=2048,
@@ -156,7 +162,7 @@ class EmbeddedServer:
         """Abort what is in flight and stop serving; call it on the loop."""
         for generation in tuple(self._engine.in_flight):
             generation.end(Finish("abort", message="Aborted"))
-        self._server.should_exit = True
+        self._server.end()
         self._loop.call_later(_GRACE_SECONDS, self._cut_all)
 
     def __enter__(self) -> Self:
@@ -185,7 +191,8 @@ class EmbeddedServer:
         self._loop.call_later(self._options.death_seconds, self._exit_process, 1)
 
     def _cut_all(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        self._server.force_exit = True
+        self._server.end()
         for connection in tuple(self._server.server_state.connections):
             transport: asyncio.Transport = connection.transport
             transport.abort()
@@ -198,11 +205,20 @@ class EmbeddedServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn that says when it accepts, and leaves signals alone."""
+    """Uvicorn that says when it accepts, ends at once and not at its next tick, and leaves signals alone."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        # The ticks that this replaces serve the date header and a limit of requests; neither is wanted here.
+        await self._ending.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

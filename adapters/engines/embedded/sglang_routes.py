@@ -321,7 +321,7 @@ class _Info:
                 "dtype": self._engine.config.dtype,
                 "context_length": self._engine.max_context,
                 "max_running_requests": self._engine.options.max_running_requests,
-                "random_seed": self._engine.options.seed,
+                "random_seed": self._engine.seed,
                 "weight_version": self._manager.version,
                 "version": _VERSION,
                 "internal_states": [internal],

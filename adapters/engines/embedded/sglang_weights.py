@@ -145,7 +145,10 @@ class WeightUpdater:
 
     def flush(self) -> bool:
         """Drop the cache if nothing needs it, and say whether it was dropped."""
-        return self._scheduler.idle()
+        idle = self._scheduler.idle()
+        if idle:
+            self._scheduler.clear_prefixes()
+        return idle
 
     def reset(self) -> None:
         """Make the weights useless, so that an update that misses some is seen."""
@@ -154,7 +157,7 @@ class WeightUpdater:
 
     def release(self) -> None:
         """Give memory back, which here means to check that nothing runs."""
-        if not self._scheduler.idle():
+        if not self.flush():
             raise Fatal("release_memory_occupation should be called only when no request is running")
         self._released = {"kv_cache", "weights", "cuda_graph"}
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from adapters.engines.embedded.sequence import Completion
     from adapters.engines.embedded.vllm_manager import AsyncLLM
 
-__all__ = ["CompletionRoutes", "error_body"]
+__all__ = ["DEAD", "CompletionRoutes", "error_body"]
 
 _DEFAULT_MAX_TOKENS = 16
-_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
@@ -212,14 +212,14 @@ class CompletionRoutes:
             except Disconnected:
                 return
             except EngineDeadError:
-                yield json.dumps(error_body(_DEAD, "InternalServerError", 500))
+                yield json.dumps(error_body(DEAD, "InternalServerError", 500))
             finally:
                 self._leave(generations)
 
 
 def _raise_if_dead(completion: Completion) -> None:
     if completion.finish is not None and completion.finish.reason == "error":
-        raise EngineDeadError(_DEAD)
+        raise EngineDeadError(DEAD)
 
 
 def _vary(params: SamplingParams, copy: int) -> SamplingParams:

@@ -89,6 +89,8 @@ class AsyncLLM:
         await self.engine.call(pause)
         # A client that gives up does not undo the pause, so neither does the end of this call.
         await asyncio.shield(asyncio.wrap_future(drained))
+        if clear_cache:
+            await self.engine.call(self.engine.scheduler.clear_prefixes)
 
     async def resume(self) -> None:
         """Undo any number of pauses."""
@@ -121,6 +123,9 @@ class AsyncLLM:
         def reset() -> bool:
             if reset_running_requests:
                 self.engine.scheduler.retract()
-            return not self.engine.scheduler.batch
+            dropped = not self.engine.scheduler.batch
+            if dropped:
+                self.engine.scheduler.clear_prefixes()
+            return dropped
 
         return await self.engine.call(reset)

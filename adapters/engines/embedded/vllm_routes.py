@@ -1,7 +1,7 @@
 """vLLM's HTTP routes, with the bodies, statuses and traps of version 0.32 (development mode, scale-out enabled).
 
-Not reproduced: /weight_checker (it is blind on CPU), the fixed 20 ms of every pause, /metrics, and collective_rpc
-methods other than reload_weights.
+Not reproduced: /weight_checker (it is blind on CPU), the fixed 20 ms of every pause, most of /metrics,
+log-probabilities of tokens that were not chosen, and collective_rpc methods other than reload_weights.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from adapters.engines.embedded import http
+from adapters.engines.embedded.engine import EngineDeadError
 from adapters.engines.embedded.http import BadRequestError, field, json_object
-from adapters.engines.embedded.vllm_generation import CompletionRoutes, error_body
+from adapters.engines.embedded.vllm_generation import DEAD, CompletionRoutes, error_body
 from adapters.engines.embedded.vllm_manager import AsyncLLM
 from adapters.engines.embedded.vllm_weights import WeightTransfer, WorkerError
 
@@ -65,6 +66,7 @@ def vllm_app(engine: Engine) -> Starlette:
         Route("/version", info.version, methods=["GET"]),
         Route("/health", info.health, methods=["GET"]),
         Route("/load", info.load, methods=["GET"]),
+        Route("/metrics", info.metrics, methods=["GET"]),
     ]
 
     async def openapi(_: Request) -> Response:
@@ -218,7 +220,7 @@ class _Info:
             "max_model_len": self._engine.max_context,
             "max_num_seqs": self._engine.options.max_running_requests,
             "dtype": self._engine.config.dtype,
-            "seed": self._engine.options.seed,
+            "seed": self._engine.seed,
             "weight_transfer_config": None if backend is None else {"backend": backend},
         }
         return JSONResponse({"vllm_config": config, "vllm_env": {}, "system_env": {}})
@@ -236,6 +238,18 @@ class _Info:
 
     async def load(self, request: Request) -> Response:
         return JSONResponse({"server_load": self._llm.server_load})
+
+    async def metrics(self, request: Request) -> Response:
+        running, waiting = self._engine.scheduler.gauges
+        labels = f'{{engine="0",model_name="{self._model}"}}'
+        return PlainTextResponse(
+            "# TYPE process_start_time_seconds gauge\n"
+            f"process_start_time_seconds {self._engine.started:.2f}\n"
+            "# TYPE vllm:num_requests_running gauge\n"
+            f"vllm:num_requests_running{labels} {running}\n"
+            "# TYPE vllm:num_requests_waiting gauge\n"
+            f"vllm:num_requests_waiting{labels} {waiting}\n"
+        )
 
 
 def _flag(request: Request, name: str, *, default: bool) -> bool:
@@ -259,7 +273,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _unhandled(_: Request, error: Exception) -> Response:
-    message = str(error)
+    message = DEAD if isinstance(error, EngineDeadError) else str(error)
     if isinstance(error, WorkerError):
         message = (
             f"Call to collective_rpc method failed: Worker failed with error '{message}', please check the stack trace "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +29,9 @@ class Client:
     def __init__(self, url: str) -> None:
         self.url = url
         # A connection per call, since vLLM closes the one that it has answered with 500, and says nothing.
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, headers={"Connection": "close"})
+        close = {"Connection": "close"}
+        # Nothing here is encrypted, and loading certificate authorities would take longer than most tests.
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, verify=False, headers=close)  # noqa: S501
         self._threads = ThreadPoolExecutor(16)
 
     def __enter__(self) -> Self:
@@ -59,6 +63,32 @@ class Client:
         """POST in a thread."""
         return self._threads.submit(lambda: self.post(path, body, headers, **query))
 
+    def begin(self, path: str, body: Any) -> Future[int]:
+        """POST, and return when the server has taken the request up; its status comes later."""
+        url = httpx.URL(self.url)
+        connection = http.client.HTTPConnection(url.host, url.port or 0, timeout=30)
+        connection.request("POST", path, json.dumps(body))
+
+        def status() -> int:
+            try:
+                return connection.getresponse().status
+            finally:
+                connection.close()
+
+        # Answered calls that were sent later prove that the loop has read this one.
+        for _ in range(3):
+            self.get("/openapi.json")
+        return self._threads.submit(status)
+
+    def give_up(self, path: str, body: Any) -> None:
+        """POST and hang up without an answer, once the server has taken the request up."""
+        url = httpx.URL(self.url)
+        connection = http.client.HTTPConnection(url.host, url.port or 0, timeout=30)
+        connection.request("POST", path, json.dumps(body))
+        for _ in range(3):
+            self.get("/openapi.json")
+        connection.close()
+
     def run(self, function: Callable[[], Any]) -> Future[Any]:
         """Run something else in a thread."""
         return self._threads.submit(function)
@@ -73,6 +103,13 @@ class Client:
                 for line in response.iter_lines()
                 if line.startswith("data: ")
             )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Ask again and again until it is so; fail where it does not come about."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def greedy(model: CausalLM, prompt: list[int], count: int) -> list[int]:

@@ -44,6 +44,12 @@ def test_a_tied_head_is_saved_once_and_loaded_tied(tmp_path: Path) -> None:
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
+def test_every_file_is_readable_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    """The weights can be read by an engine that runs as another user, like the files beside them."""
+    save(make_model(3), tmp_path)
+    assert 1 == len({path.stat().st_mode & 0o777 for path in tmp_path.iterdir()})
+
+
 def test_the_tokenizer_has_one_word_for_every_token(tmp_path: Path) -> None:
     """tokenizer.json maps `<tN>` to N for the whole vocabulary."""
     save(make_model(3), tmp_path)

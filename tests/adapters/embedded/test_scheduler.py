@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from adapters.engines.embedded.options import EngineOptions
+from adapters.engines.embedded.prefixes import PrefixCache
 from adapters.engines.embedded.sampling import sample
 from adapters.engines.embedded.scheduler import Scheduler, SchedulerState
 from adapters.engines.embedded.sequence import Completion, Finish, SamplingParams, Sequence, Span
@@ -31,7 +32,13 @@ class Run:
     def __init__(self, model: CausalLM, **options: Any) -> None:
         self.deaths: list[BaseException] = []
         self.scheduler = Scheduler(
-            model, EngineOptions(**options), scaled_logprobs=True, version="v0", on_death=self.deaths.append
+            model,
+            EngineOptions(**options),
+            scaled_logprobs=True,
+            version="v0",
+            seed=0,
+            on_death=self.deaths.append,
+            shortest_prefix=1,
         )
 
     def submit(
@@ -143,6 +150,28 @@ def test_a_retracted_request_goes_on_as_if_nothing_had_happened(old_model: Causa
         assert job.sequence.retractions == 1
 
 
+def test_a_retracted_request_goes_before_those_that_never_ran(old_model: CausalLM) -> None:
+    """Of two requests that wait, the one that had run comes first."""
+    with running(old_model, max_running_requests=1, forward_sleep_seconds=0.002) as run:
+        first, second = run.submit(PROMPT, 20), run.submit(PROMPT, 5)
+        first.wait(tokens=2)
+
+        def retract() -> list[Sequence]:
+            run.scheduler.retract()
+            return list(run.scheduler.waiting)
+
+        assert run.scheduler.call(retract).result(5) == [first.sequence, second.sequence]
+        assert (first.wait().finish, second.wait().finish) == (Finish("length"), Finish("length"))
+
+
+def test_a_request_keeps_its_temperature_when_slots_move(old_model: CausalLM) -> None:
+    """A greedy request that moves into the slot of a finished random one stays greedy."""
+    with running(old_model) as run:
+        jobs = [run.submit([1], 3, SamplingParams(temperature=5.0)) for _ in range(4)]
+        jobs.append(run.submit(PROMPT, 30))
+        assert jobs[-1].wait().tokens == greedy(old_model, PROMPT, 30)
+
+
 @pytest.mark.parametrize("recompute", [True, False])
 def test_only_a_recomputed_cache_gives_the_new_models_tokens(recompute: bool) -> None:
     """After an update, a kept request continues as the new model would if its cache was dropped, and not otherwise."""
@@ -186,6 +215,30 @@ def test_an_error_in_a_call_belongs_to_its_caller(old_model: CausalLM) -> None:
             run.scheduler.call(lambda: 1 // 0).result(5)
         assert run.submit(PROMPT, 3).wait().finish == Finish("length")
         assert run.deaths == []
+
+
+def test_cached_prompts_join_a_running_batch(old_model: CausalLM) -> None:
+    """Requests with cached and new prompts, all at once, get the model's own tokens."""
+    prompts = [[index, *PROMPT[: index % 4]] for index in range(12)]
+    with running(old_model) as run:
+        for prompt in prompts[::2]:
+            run.submit(prompt, 2).wait()
+        jobs = [run.submit(prompt, 15) for prompt in prompts]
+        assert [job.wait().tokens for job in jobs] == [greedy(old_model, prompt, 15) for prompt in prompts]
+        cached = [len(prompt) - 1 if index % 2 == 0 else 0 for index, prompt in enumerate(prompts)]
+        assert [job.sequence.cached_tokens for job in jobs] == cached
+
+
+def test_the_prefix_cache_forgets_the_least_recently_used() -> None:
+    """It holds no more bytes than it may, and keeps what was asked for last."""
+    cache, entry = PrefixCache(1, max_bytes=8), torch.zeros(1)
+    cache.keep([1, 1], entry)
+    cache.keep([2, 2], entry)
+    assert cache.find([1, 1]) is entry
+    cache.keep([3, 3], entry)
+    assert (cache.find([2, 2]), cache.find([1, 1]), cache.find([3, 3])) == (None, entry, entry)
+    assert (cache.wants([3, 3]), cache.wants([4]), cache.wants([2, 2])) == (False, False, True)
+    assert PrefixCache(None).wants([2, 2]) is False
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .client import PROMPT, Client, greedy
+from .client import PROMPT, Client, greedy, until
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -239,13 +239,14 @@ def test_an_abort_of_a_retracted_request_loses_its_tokens(serve: Serve, old: Pat
 
 
 def test_a_client_that_goes_away_stops_its_request(serve: Serve, old: Path) -> None:
-    """Neither a stream nor its place in the batch outlives its client."""
-    client = serve("sglang", old, **SLOW)
+    """Neither a stream nor a whole answer keeps its place in the batch when its client has gone."""
+    client = serve("sglang", old, forward_sleep_seconds=0.05)
+    client.give_up("/generate", body(1500))
+    until(lambda: running(client) == 0)
     with client.stream("/generate", body(1500)) as events:
         next(events)
         assert running(client) == 1
-    while running(client):
-        pass
+    until(lambda: running(client) == 0)
     assert client.ok("/flush_cache", {}).startswith("Cache flushed.")
 
 
@@ -285,3 +286,10 @@ def test_the_routes_are_listed(serve: Serve, old: Path) -> None:
     described = serve("sglang", old).get("/openapi.json").json()
     assert "post" in described["paths"]["/begin_weight_update"]
     assert set(described["paths"]["/flush_cache"]) == {"get", "post"}
+
+
+def test_a_restart_shows_in_the_seed(serve: Serve, old: Path) -> None:
+    """Two servers draw two seeds, unless they are given one."""
+    drawn = [serve("sglang", old).get("/server_info").json()["random_seed"] for _ in range(2)]
+    assert drawn[0] != drawn[1]
+    assert serve("sglang", old, seed=7).get("/server_info").json()["random_seed"] == 7

@@ -126,10 +126,10 @@ def test_without_a_pause_an_update_waits_for_requests_and_later_ones_wait_for_it
     """The request in flight ends on the old weights, the one sent meanwhile runs on the new ones."""
     client = serve("sglang", old, **SLOW)
     first = in_flight(client)
-    update = client.later("/update_weights_from_disk", {"model_path": str(new), "weight_version": "v1"})
-    assert finish(first)["output_ids"] == greedy(old_model, PROMPT, 60)
+    update = client.begin("/update_weights_from_disk", {"model_path": str(new), "weight_version": "v1"})
     second = client.later("/generate", body(10))
-    assert update.result(10).status_code == 200
+    assert finish(first)["output_ids"] == greedy(old_model, PROMPT, 60)
+    assert update.result(10) == 200
     assert finish(second)["output_ids"] == greedy(new_model, PROMPT, 10)
 
 
@@ -186,6 +186,21 @@ def test_in_place_without_flush_mixes_versions_on_a_stale_cache(
     before, after = done["output_ids"][:made], done["output_ids"][made:]
     assert after != greedy(new_model, PROMPT + before, 60 - made)
     assert client.get("/model_info").json()["weight_version"] == "v1"
+
+
+def test_an_update_without_a_flush_leaves_a_stale_prefix_cache(
+    serve: Serve, old: Path, new: Path, new_model: CausalLM
+) -> None:
+    """A prompt that was seen before gives the tokens of neither model, silently, until the cache is flushed."""
+    client = serve("sglang", old)
+    before = tokens(client)
+    again = client.ok("/generate", body(20))
+    assert (again["output_ids"], again["meta_info"]["cached_tokens"]) == (before, 3)
+    client.ok("/update_weights_from_disk", {"model_path": str(new), "flush_cache": False})
+    assert tokens(client) not in (before, greedy(new_model, PROMPT, 20))
+    client.ok("/flush_cache", {})
+    fresh = client.ok("/generate", body(20))
+    assert (fresh["output_ids"], fresh["meta_info"]["cached_tokens"]) == (greedy(new_model, PROMPT, 20), 0)
 
 
 def test_the_version_alone_can_be_changed_and_aborts_by_default(serve: Serve, old: Path) -> None:

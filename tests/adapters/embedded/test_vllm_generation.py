@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .client import PROMPT, Client, greedy
+from .client import PROMPT, Client, greedy, until
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -46,8 +46,7 @@ def in_flight(
 
 def wait_for_load(client: Client, count: int) -> None:
     """Return once the server has taken in that many requests."""
-    while client.get("/load").json()["server_load"] != count:
-        pass
+    until(lambda: client.get("/load").json()["server_load"] == count)
 
 
 def choice(answer: Future[httpx.Response]) -> Any:
@@ -315,8 +314,12 @@ def test_bad_aborts_are_answered_as_the_real_server_does(serve: Serve, old: Path
 
 
 def test_a_client_that_goes_away_stops_its_request(serve: Serve, old: Path) -> None:
-    """Also a kept one, while the engine is paused."""
-    client = serve("vllm", old, **SLOW)
+    """A whole answer or a stream, running or kept while the engine is paused."""
+    client = serve("vllm", old, forward_sleep_seconds=0.05)
+    client.give_up(COMPLETIONS, body(1500))
+    wait_for_load(client, 0)
+    client.ok("/pause", mode="wait")
+    client.ok("/resume")
     with client.stream(COMPLETIONS, body(1500)) as events:
         next(events)
         client.ok("/pause", mode="keep", clear_cache="false")
@@ -369,3 +372,15 @@ def test_information_routes_tell_what_is_served(serve: Serve, old: Path) -> None
     assert config["weight_transfer_config"] == {"backend": "gloo"}
     assert "/start_weight_update" in client.get("/openapi.json").json()["paths"]
     assert client.get("/nowhere").json()["error"]["code"] == 404
+
+
+def test_metrics_stand_still_while_paused(serve: Serve, old: Path) -> None:
+    """The gauge of running requests keeps counting a kept request whose cache is gone, and the start time is told."""
+    client = serve("vllm", old, **SLOW)
+    answer = in_flight(client)
+    client.ok("/pause", mode="keep")
+    metrics = client.get("/metrics").text
+    assert f'vllm:num_requests_running{{engine="0",model_name="{old}"}} 1' in metrics
+    assert "\nprocess_start_time_seconds " in metrics
+    client.ok("/resume")
+    assert choice(answer)["finish_reason"] == "length"

@@ -335,6 +335,20 @@ def test_a_reload_from_disk_changes_weights_and_no_version(
     assert client.get("/v1/models").json()["data"][0]["id"] == str(old)
 
 
+def test_a_pause_that_leaves_the_cache_leaves_it_stale(serve: Serve, old: Path, new: Path, new_model: CausalLM) -> None:
+    """After an update in it, a long prompt seen before gives other tokens than the new model, until a reset."""
+    client = serve("vllm", old)
+    prompt = PROMPT * 5
+    client.ok(COMPLETIONS, body(20, prompt=prompt))
+    client.ok("/pause", clear_cache="false")
+    client.ok("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(new)}})
+    client.ok("/resume")
+    expected = greedy(new_model, prompt, 20)
+    assert client.ok(COMPLETIONS, body(20, prompt=prompt))["choices"][0]["token_ids"] != expected
+    assert client.ok("/reset_prefix_cache") == {"success": True}
+    assert client.ok(COMPLETIONS, body(20, prompt=prompt))["choices"][0]["token_ids"] == expected
+
+
 def test_a_bad_path_sticks_and_the_weights_survive_it(
     serve: Serve, old: Path, new_model: CausalLM, new: Path, tmp_path: Path
 ) -> None:

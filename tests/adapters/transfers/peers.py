@@ -72,7 +72,7 @@ class Outcome:
     def __init__(self, function: Callable[[], Any]) -> None:
         self.value: Any = None
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(function,))
+        self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
         self._thread.start()
 
     def _run(self, function: Callable[[], Any]) -> None:

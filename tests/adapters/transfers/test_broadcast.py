@@ -136,14 +136,10 @@ async def test_a_peer_that_dies_fails_the_send_and_the_next_channel_works(
     await broadcast.connect(timeout=20.0)
     peer.read()
     bucket = list(broadcast.buckets(StateDictSource(BIG), 1))[1]
-    with pytest.raises(TransferFailed, match="failed"):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(to_thread.run_sync, peer.end)
-            try:
-                await broadcast.send(bucket, timeout=600.0)
-            except TransferFailed as error:
-                failure = error
-        raise failure
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(to_thread.run_sync, peer.end)
+        with pytest.raises(TransferFailed, match="failed"):
+            await broadcast.send(bucket, timeout=60.0)
     await _works(broadcast)
 
 
@@ -155,8 +151,8 @@ async def test_stopping_frees_a_blocked_send(broadcast: Broadcast) -> None:
 
     async def send() -> None:
         try:
-            await broadcast.send(small, timeout=600.0)
-            await broadcast.send(big, timeout=600.0)
+            await broadcast.send(small, timeout=60.0)
+            await broadcast.send(big, timeout=60.0)
         except TransferFailed as error:
             failures.append(error)
 
@@ -176,7 +172,7 @@ async def test_a_cancelled_send_is_cancelled_and_cuts(broadcast: Broadcast) -> N
     _, receiver = await opened(broadcast)
     _, big = broadcast.buckets(StateDictSource(BIG), 1)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(broadcast.send, big, timeout=600.0))
+        tasks.start_soon(partial(broadcast.send, big, timeout=60.0))
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     assert tasks.cancel_scope.cancelled_caught
@@ -192,9 +188,9 @@ async def test_cancelling_a_connect_frees_the_engines_that_have_come(broadcast: 
     """An engine that is blocked in the rendezvous is let go, since it generates nothing meanwhile."""
     two = [*ONE, Member(name="e2", world_size=1)]
     channel = await broadcast.prepare(two, timeout=20.0)
-    joined = joining_channel(channel, timeout=600.0)
+    joined = joining_channel(channel, timeout=60.0)
     with anyio.move_on_after(0.2) as scope:
-        await broadcast.connect(timeout=600.0)
+        await broadcast.connect(timeout=60.0)
     assert scope.cancelled_caught
     with pytest.raises(TransferFailed):
         await to_thread.run_sync(joined.result)
@@ -263,7 +259,7 @@ async def test_steps_out_of_order_are_refused(broadcast: Broadcast) -> None:
 async def test_packed_buckets_reuse_their_memory() -> None:
     """The flat buffer is the same from bucket to bucket, and another after a cut."""
     transfer = Broadcast(backend="gloo", packed=True)
-    (bucket,) = transfer.buckets(StateDictSource(WEIGHTS), 1)
+    (bucket,) = transfer.buckets(StateDictSource({"a": torch.zeros(3), "b": torch.ones(4)}), 1)
     buffers = []
     for _ in range(2):
         _, receiver = await opened(transfer)

@@ -101,7 +101,7 @@ def test_a_peer_that_dies_mid_transfer_fails_the_broadcast(
     peer = receivers(Receiver("library", rendezvous.port, "a/group", 1, 2))
     group = host(rendezvous)
     peer.expect([("float32", (1,))])
-    sending = Outcome(lambda: group.broadcast_all([torch.ones(1), big()], timeout=600.0))
+    sending = Outcome(lambda: group.broadcast_all([torch.ones(1), big()], timeout=60.0))
     assert [peer.read().keys(), peer.read().keys()] == [{"joined"}, {"bytes"}]
     peer.end()
     with pytest.raises(TransferFailed, match=rf"broadcast of {BIG} bytes in gloo group a/group, rank 0 of 2, failed"):
@@ -113,13 +113,13 @@ def test_a_peer_that_dies_mid_transfer_fails_the_broadcast(
 def test_a_cut_frees_both_ends_of_a_blocked_broadcast(pair: tuple[Group, Group]) -> None:
     """Cutting from another thread ends a broadcast that nobody would ever receive, and the peer's waiting as well."""
     sender, receiver = pair
-    sending = Outcome(lambda: sender.broadcast_all([torch.ones(1), big()], timeout=600.0))
+    sending = Outcome(lambda: sender.broadcast_all([torch.ones(1), big()], timeout=60.0))
     receiver.broadcast(torch.zeros(1), timeout=20.0)  # so the sender has begun, and is stuck with the second tensor
     sender.cut()
     with pytest.raises(TransferFailed, match=f"broadcast of {BIG} bytes in gloo group pair.*: the group was cut"):
         sending.result()
     with pytest.raises(TransferFailed):
-        receiver.broadcast(big(), timeout=600.0)
+        receiver.broadcast(big(), timeout=60.0)
 
 
 def test_a_new_group_after_a_cut_works_at_once(pair: tuple[Group, Group], rendezvous: Rendezvous) -> None:
@@ -180,8 +180,8 @@ def test_a_rank_that_never_comes_is_waited_for_until_the_deadline(rendezvous: Re
 
 def test_waiting_for_ranks_can_be_cut(rendezvous: Rendezvous) -> None:
     """Cutting the rendezvous ends the waiting of rank 0 and of the ranks that have come already."""
-    joined = joining(rendezvous.port, "a/group", world_size=3, timeout=600.0)
-    waiting = Outcome(lambda: host(rendezvous, world_size=3, timeout=600.0))
+    joined = joining(rendezvous.port, "a/group", world_size=3, timeout=60.0)
+    waiting = Outcome(lambda: host(rendezvous, world_size=3, timeout=60.0))
     process_group._keys(rendezvous.store, "a/group", "cpu").wait(["0/1"])  # rank 1 has come
     rendezvous.cut()
     for each in (waiting, joined):
@@ -275,7 +275,9 @@ def test_twenty_groups_leave_nothing_behind() -> None:
     before = held()
     for number in range(20):
         cycle(number)
-    assert held() == before
+    after = held()
+    assert after[0] == before[0]
+    assert after[1] <= before[1]  # a thread that another test left idle may end meanwhile
 
 
 @pytest.mark.parametrize("initialised", [False, True])

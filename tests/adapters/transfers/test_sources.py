@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from adapters.transfers import ModuleSource, StateDictSource
 from lifecycle.errors import UnusableWeights
@@ -113,6 +116,22 @@ def test_sharded_tensors_are_gathered_when_their_turn_comes() -> None:
     assert list(source.names()) == ["w"]
     ((_, tensor),) = source.tensors()
     assert (tensor.tolist(), tensor.dtype) == ([7.0] * 4, torch.bfloat16)
+
+
+def test_a_module_sharded_by_fsdp2_is_gathered() -> None:
+    """Parameters that `fully_shard` turned into DTensors come whole and under their own names."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        module = nn.Linear(2, 2)
+        weight = module.weight.detach().clone()
+        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        assert hasattr(module.weight, "full_tensor")
+        got = dict(ModuleSource(module).tensors())
+        assert list(got) == ["weight", "bias"]
+        assert type(got["weight"]) is torch.Tensor
+        assert torch.equal(got["weight"], weight)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

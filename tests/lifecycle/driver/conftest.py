@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import trio.testing
 
+pytest.register_assert_rewrite("invariants")
+
 
 class _Jumping(selectors.SelectSelector):
     """Passes virtual time instead of waiting."""

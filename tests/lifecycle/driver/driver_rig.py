@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from attrs import define, field
 
 from lifecycle import Deadlines, FleetPolicy, GenerationRequest, Lifecycle, State, events

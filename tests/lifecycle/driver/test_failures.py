@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from driver_rig import DEADLINES, NAMES, SOURCE, rig
-from invariants import check, cure, engines_named, leave
+from invariants import check_now, cure, engines_named, leave
 
 from lifecycle import State, errors, events
 from lifecycle.table import TRANSITIONS
@@ -56,7 +56,7 @@ async def test_a_publication_in_which_a_request_fails_leaves_the_fleet_truthful_
         blamed = {failure.engine for failure in report.failures if isinstance(failure, errors.EngineFailure)}
         assert blamed <= {name}
         assert set(report.fenced) == blamed
-    check(stage)
+    check_now(stage)
     if way == "lands late":
         odd.land()
     if kind in {events.ProbeEngine, events.Settle}:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from conftest import VirtualTimeLoop
 from driver_rig import SOURCE, Rig, rig
-from invariants import check, cure, leave
+from invariants import check_now, cure, leave
 from test_cancellation import OPERATIONS, TROUBLES, bring_to
 
 
@@ -33,7 +33,7 @@ async def _cancelled_at(count: int, name: str, trouble: str) -> bool:
     if not task.cancelled():
         failed = task.exception() is not None
         assert failed or not reached
-    check(stage)
+    check_now(stage)
     await cure(stage)
     await leave(stage)
     return reached

@@ -10,18 +10,20 @@ from lifecycle.bookkeeping import Bookkeeper
 from lifecycle.cohort import Cohort, FleetPolicy, Publication
 from lifecycle.deadlines import Deadlines
 from lifecycle.effects import Effects
-from lifecycle.fleet import Fleet, label_of
+from lifecycle.fleet import EngineFacts, Fleet, label_of
 from lifecycle.gate import SubmissionGate
-from lifecycle.ports import Capabilities, Channel
+from lifecycle.ports import Acknowledgement, Capabilities, Channel
 from lifecycle.recorder import EventSink, Recorder
 from lifecycle.segments import Segments
 from lifecycle.staleness import StalenessBudget, Unlimited
-from lifecycle.states import PauseMode, Standing, State
+from lifecycle.states import Outcome, PauseMode, Standing, State
 from lifecycle.testing import ScriptedEngine
 
 E = TypeVar("E", bound=e.Event)
 
 NAMES = ("left", "right")
+RISKY = Capabilities(pause_modes=frozenset(PauseMode), at_risk_from_begin=frozenset({"broadcast"}))
+"""Of an engine that may be partly written as soon as a broadcast update is begun."""
 EVERY_MODE = Capabilities(pause_modes=frozenset(PauseMode))
 BROADCAST = Channel(kind="broadcast", name="group-1")
 
@@ -74,9 +76,29 @@ class Workbench:
     engines: dict[str, ScriptedEngine]
     events: list[e.Event] = field(factory=list)
 
+    @property
+    def left(self) -> EngineFacts:
+        """What is known of the first engine."""
+        return self.cohort.fleet["left"]
+
     def told(self, kind: type[E]) -> list[E]:
         """Return the events of one class so far."""
         return [event for event in self.events if isinstance(event, kind)]
+
+    def send(self, kind: type[e.Request], /, **fields: Any) -> e.Request:
+        """Note that a request goes out to `left`."""
+        if kind is e.BeginUpdate:
+            fields.setdefault("kind", "broadcast")
+        if kind is e.TransferWeights and self.cohort.publication is not None:
+            self.cohort.publication.sent += 1
+        request = self.recorder.emit(kind, engine="left", **fields)
+        self.books.sending(request)
+        return request
+
+    def exchange(self, kind: type[e.Request], outcome: Outcome, **said: Any) -> EngineFacts:
+        """Note a request to `left` that ends in `outcome`, and return what is known of the engine then."""
+        self.books.record(self.send(kind), Acknowledgement(outcome=outcome, **said), 0.5)
+        return self.cohort.fleet["left"]
 
     def move(self, state: State, *, submission_open: bool | None = None) -> None:
         """Be in `state`, as after a transition."""

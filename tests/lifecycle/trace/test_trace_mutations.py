@@ -1,0 +1,624 @@
+"""A trace that was tampered with, or that a broken lifecycle would write, is accused: of the right thing, at its line."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+from recordings import SCENARIOS, recording, renumbered, show, verdict_of, without
+
+from lifecycle import Outcome, Standing, State, Trigger, events
+from lifecycle.events import Event
+from lifecycle.trace import verify
+
+UNDETECTABLE = {
+    "RolloutConsumed": "the rollout may as well be in the buffer where the trace ends",
+    "RolloutDiscarded": "as above; where capacity is tight, an admission gives it away",
+    "RolloutSettled": "the rollout may as well be running; where it is consumed, or capacity is tight, it shows",
+    "SegmentReceived": "the request may as well be in flight: nothing waits for its end",
+}
+"""What a trace need not show. Nothing of it is a debt, a transition, a standing, a version, or a ticket twice."""
+
+
+def index_of(trace: tuple[Event, ...], kind: type[Event], nth: int = 0, **wanted: Any) -> int:
+    """Return where the `nth` event of a kind is that has these values."""
+    found = [
+        index
+        for index, event in enumerate(trace)
+        if isinstance(event, kind) and all(getattr(event, name) == value for name, value in wanted.items())
+    ]
+    return found[nth]
+
+
+def accusations(trace: list[Event]) -> list[tuple[int, str]]:
+    """Return line and rule of every violation."""
+    return [(violation.line, violation.rule) for violation in verdict_of(trace).violations]
+
+
+# -------------------------------------------------------------------------------------------------------- lines missing
+
+
+def _needed(name: str) -> list[tuple[int, Event]]:
+    """Return the events of a recording that something follows from, with their indices."""
+    trace = recording(name)
+    ends = {index - 1 for index, event in enumerate(trace) if isinstance(event, events.LifecycleOpened)}
+    # The last line before the end, or before a kill, is one that a killed trainer would not have written.
+    ends.add(len(trace) - 1)
+    return [(index, event) for index, event in enumerate(trace) if index not in ends]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_line_can_be_taken_out_unseen(name: str) -> None:
+    """Whatever line is missing, a violation tells, even where numbers and times were mended to hide the gap."""
+    trace = recording(name)
+    unseen = [
+        f"{index + 1} {type(event).__name__}"
+        for index, event in _needed(name)
+        if type(event).__name__ not in UNDETECTABLE and verdict_of(without(trace, index)).sound
+    ]
+    assert unseen == [], show(trace)
+
+
+def test_the_list_of_what_cannot_be_seen_is_honest() -> None:
+    """Each kind that is listed as undetectable is so in some trace: the list excuses nothing that could be found."""
+    unseen = {
+        type(event).__name__
+        for name in SCENARIOS
+        for index, event in _needed(name)
+        if verdict_of(without(recording(name), index)).sound
+    }
+    assert unseen == set(UNDETECTABLE)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_gap_in_the_numbers_is_seen_where_it_is(name: str) -> None:
+    """A line that is missing is told by the number of the line after it."""
+    trace = recording(name)
+    for index in range(1, len(trace) - 1):
+        assert (index + 1, "gapless-seq") in accusations([*trace[:index], *trace[index + 1 :]])
+
+
+def test_the_first_line_cannot_be_missing() -> None:
+    """Without its head a history has no bounds to keep, and says so in its first lines."""
+    trace = recording("several publications")
+    assert accusations(list(trace[1:]))[0] == (1, "gapless-seq")
+    assert accusations(without(trace, 0))[0] == (1, "legal-transition")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_lines_swapped_are_seen_where_they_are(name: str) -> None:
+    """Two lines that changed places are told by their numbers, and by their times where the numbers were mended."""
+    trace = recording(name)
+    for index in range(1, len(trace) - 1):
+        swapped = [*trace[:index], trace[index + 1], trace[index], *trace[index + 2 :]]
+        assert (index + 1, "gapless-seq") in accusations(swapped)
+        mended = [evolve(event, seq=number) for number, event in enumerate(swapped, 1)]
+        assert (index + 2, "time-order") in accusations(mended)
+
+
+# --------------------------------------------------------------------------------------------- lines swapped and forged
+
+
+def _swapped(trace: tuple[Event, ...], index: int, distance: int) -> list[Event]:
+    swapped = list(trace)
+    swapped.insert(index + distance, swapped.pop(index))
+    return renumbered(swapped)
+
+
+def test_an_answer_does_not_come_before_its_request() -> None:
+    """A fact whose request comes later answers nothing."""
+    trace = recording("several publications")
+    request = index_of(trace, events.PauseGeneration, engine="E2")
+    answer = index_of(trace, events.EnginePaused, engine="E2")
+    forged = _swapped(trace, answer, request - answer)
+    assert (request + 1, "one-fact-a-request") in accusations(forged)
+
+
+def test_generation_is_held_before_it_is_stopped() -> None:
+    """HoldGeneration comes first in its row: after it nothing new reaches an engine that is being stopped."""
+    trace = recording("several publications")
+    hold = index_of(trace, events.GenerationHeld)
+    assert (hold + 2, "legal-order") in accusations(_swapped(trace, hold, 1))
+
+
+def test_generation_is_released_after_the_continue() -> None:
+    """ReleaseGeneration follows ContinueGeneration: a request to a paused engine would hang."""
+    trace = recording("several publications")
+    release = index_of(trace, events.GenerationReleased)
+    asked = index_of(trace, events.ContinueGeneration)
+    forged = _swapped(trace, release, asked - release)
+    assert (asked + 2, "legal-order") in accusations(forged)
+
+
+def test_the_version_advances_after_the_proof() -> None:
+    """A version is published when enough engines have passed verification, and not before."""
+    trace = recording("several publications")
+    advanced = index_of(trace, events.VersionAdvanced)
+    proven = index_of(trace, events.WeightsVerified)
+    forged = _swapped(trace, advanced, proven - advanced)
+    assert (proven + 1, "verified-before-commit") in accusations(forged)
+
+
+def test_an_engine_serves_after_its_canary() -> None:
+    """An engine that does not generate is not put into service, whatever it acknowledged."""
+    trace = recording("several publications")
+    answered = index_of(trace, events.CanaryAnswered, engine="E1")
+    serves = index_of(trace, events.StandingChanged, engine="E1", after=Standing.SERVING, version=1)
+    forged = list(trace)
+    forged[answered] = evolve(trace[answered], outcome=Outcome.UNKNOWN)  # type: ignore[call-arg]
+    assert (serves + 1, "fit-to-serve") in accusations(forged)
+
+
+def test_a_rollout_starts_in_running() -> None:
+    """A rollout admitted before RUNNING is committed passed a closed gate."""
+    trace = recording("several publications")
+    admitted = index_of(trace, events.RolloutAdmitted)
+    running = index_of(trace, events.TransitionCommitted, target=State.RUNNING)
+    forged = _swapped(trace, admitted, running - admitted)
+    assert (running + 1, "admission") in accusations(forged)
+
+
+# -------------------------------------------------------------------------------------------------------- values forged
+
+Forgery = tuple[str, type[Event], dict[str, Any], dict[str, Any], str]
+
+FORGERIES: dict[str, Forgery] = {
+    "a state that the table does not lead to": (
+        "several publications",
+        events.TransitionCommitted,
+        {"trigger": Trigger.PAUSE_GENERATION},
+        {"target": State.UPDATING},
+        "legal-transition",
+    ),
+    "a transition from another state": (
+        "several publications",
+        events.TransitionBegun,
+        {"trigger": Trigger.PAUSE_GENERATION},
+        {"source": State.RUNNING},
+        "legal-transition",
+    ),
+    "another transition than was begun": (
+        "several publications",
+        events.TransitionCommitted,
+        {"trigger": Trigger.SUSPEND},
+        {"trigger": Trigger.RESUME},
+        "legal-transition",
+    ),
+    "a version that nobody published": (
+        "several publications",
+        events.RolloutAdmitted,
+        {"ticket": 4},
+        {"version": 7},
+        "version-monotonic",
+    ),
+    "a version that goes back": (
+        "several publications",
+        events.VersionAdvanced,
+        {"version": 2},
+        {"version": 0},
+        "version-monotonic",
+    ),
+    "a version other than the one begun": (
+        "several publications",
+        events.VersionAdvanced,
+        {"version": 2},
+        {"version": 5},
+        "version-monotonic",
+    ),
+    "another version before": (
+        "several publications",
+        events.VersionAdvanced,
+        {"version": 2},
+        {"previous": 0},
+        "version-monotonic",
+    ),
+    "an update that goes back": (
+        "several publications",
+        events.BeginUpdate,
+        {"target": 3},
+        {"target": 1, "label": "run:1"},
+        "version-advances",
+    ),
+    "an epoch that did not begin": ("several publications", events.PauseGeneration, {}, {"epoch": 9}, "epoch"),
+    "an engine that is not in the fleet": (
+        "several publications",
+        events.PauseGeneration,
+        {},
+        {"engine": "E9"},
+        "known-engine",
+    ),
+    "the wrong engine's answer": (
+        "several publications",
+        events.EnginePaused,
+        {"engine": "E1"},
+        {"engine": "E2"},
+        "one-fact-a-request",
+    ),
+    "another run's label": (
+        "several publications",
+        events.LabelVersion,
+        {"version": 1},
+        {"label": "other:1"},
+        "label",
+    ),
+    "the label of another version": (
+        "several publications",
+        events.FinishUpdate,
+        {"target": 1},
+        {"label": "run:2"},
+        "label",
+    ),
+    "a ticket given out again": (
+        "several publications",
+        events.RolloutAdmitted,
+        {"ticket": 4},
+        {"ticket": 3},
+        "ticket-once",
+    ),
+    "a ticket settled that is not out": (
+        "several publications",
+        events.RolloutSettled,
+        {"ticket": 13},
+        {"ticket": 99},
+        "ticket-once",
+    ),
+    "another version at admission": (
+        "several publications",
+        events.RolloutSettled,
+        {"ticket": 7},
+        {"admitted": 0},
+        "staleness",
+    ),
+    "a staleness that is not so": (
+        "several publications",
+        events.RolloutConsumed,
+        {"staleness": 1},
+        {"staleness": 0},
+        "staleness",
+    ),
+    "a rollout trained on that was rejected": (
+        "several publications",
+        events.RolloutConsumed,
+        {},
+        {"ticket": 13},
+        "ticket-once",
+    ),
+    "a generation to a fenced engine": (
+        "crashed engine",
+        events.GenerationSent,
+        {"version": 1, "engine": "E2"},
+        {"engine": "E1"},
+        "routing",
+    ),
+    "a generation without a ticket": (
+        "several publications",
+        events.GenerationSent,
+        {},
+        {"ticket": 50},
+        "admission",
+    ),
+    "a standing that it did not have": (
+        "several publications",
+        events.StandingChanged,
+        {"before": Standing.STALE},
+        {"before": Standing.LOST},
+        "standing",
+    ),
+    "service while partly written": (
+        "failed transfer",
+        events.StandingChanged,
+        {"reason": "weights are being written"},
+        {"after": Standing.SERVING},
+        "dirty-never-serves",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_value_is_seen_where_it_is(name: str) -> None:
+    """A value that cannot have been is told at its line, by the rule that it breaks."""
+    scenario, kind, wanted, forged, rule = FORGERIES[name]
+    trace = list(recording(scenario))
+    index = index_of(tuple(trace), kind, **wanted)
+    trace[index] = evolve(trace[index], **forged)
+    assert (index + 1, rule) in accusations(trace)
+
+
+LATER: dict[str, tuple[str, type[Event], dict[str, Any], dict[str, Any], type[Event], dict[str, Any], str]] = {
+    "a pause that did not happen": (
+        "several publications",
+        events.EnginePaused,
+        {"engine": "E1"},
+        {"outcome": Outcome.NOT_DONE},
+        events.ContinueGeneration,
+        {"engine": "E1"},
+        "pauses-matched",
+    ),
+    "a pause that is not known to have happened": (
+        "several publications",
+        events.EnginePaused,
+        {"engine": "E1"},
+        {"outcome": Outcome.UNKNOWN},
+        events.DebtSettled,
+        {"engine": "E1"},
+        "pauses-matched",
+    ),
+    "a pause that happened after all": (
+        "failed pause",
+        events.EnginePaused,
+        {"engine": "E1"},
+        {"outcome": Outcome.DONE},
+        events.DebtSettled,
+        {"engine": "E1"},
+        "pauses-matched",
+    ),
+    "a pause that left requests in the engine": (
+        "several publications",
+        events.EnginePaused,
+        {"engine": "E1"},
+        {"idle": False},
+        events.TransitionCommitted,
+        {"target": State.PAUSED},
+        "stopped",
+    ),
+    "a continue that did not happen": (
+        "several publications",
+        events.EngineContinued,
+        {"engine": "E1"},
+        {"outcome": Outcome.UNKNOWN},
+        events.DebtSettled,
+        {"engine": "E1"},
+        "pauses-matched",
+    ),
+    "an engine that has not proven its pause": (
+        "several publications",
+        events.PauseProven,
+        {"engine": "E2"},
+        {"outcome": Outcome.UNKNOWN},
+        events.BeginUpdate,
+        {"engine": "E2"},
+        "stopped",
+    ),
+    "a session that was not opened": (
+        "several publications",
+        events.UpdateBegun,
+        {"engine": "E2"},
+        {"outcome": Outcome.UNKNOWN},
+        events.TransitionCommitted,
+        {"target": State.UPDATING},
+        "session-open",
+    ),
+    "a bucket that did not arrive": (
+        "several publications",
+        events.WeightsTransferred,
+        {"engine": "E2"},
+        {"outcome": Outcome.NOT_DONE},
+        events.TransitionCommitted,
+        {"trigger": Trigger.TRANSFER},
+        "bucket-acknowledged",
+    ),
+    "weights that were not finished": (
+        "several publications",
+        events.UpdateFinished,
+        {"engine": "E2"},
+        {"outcome": Outcome.NOT_DONE},
+        events.VerifyWeights,
+        {"engine": "E2"},
+        "legal-order",
+    ),
+    "weights that did not pass verification": (
+        "several publications",
+        events.WeightsVerified,
+        {"engine": "E2"},
+        {"outcome": Outcome.NOT_DONE},
+        events.VersionAdvanced,
+        {},
+        "verified-before-commit",
+    ),
+    "a session that was not closed": (
+        "failed transfer",
+        events.UpdateAbandoned,
+        {"engine": "E2"},
+        {"outcome": Outcome.UNKNOWN},
+        events.TransitionCommitted,
+        {"trigger": Trigger.ABANDON_UPDATE},
+        "sessions-closed",
+    ),
+    "an engine that labels its tokens otherwise": (
+        "several publications",
+        events.VersionLabelled,
+        {"engine": "E1", "version": 1},
+        {"outcome": Outcome.NOT_DONE},
+        events.StandingChanged,
+        {"engine": "E1", "version": 1, "after": Standing.SERVING},
+        "fit-to-serve",
+    ),
+    "a cache of old weights": (
+        "several publications",
+        events.CacheFlushed,
+        {"engine": "E1", "version": 1},
+        {"outcome": Outcome.UNKNOWN},
+        events.StandingChanged,
+        {"engine": "E1", "version": 1, "after": Standing.SERVING},
+        "fit-to-serve",
+    ),
+    "an engine found paused": (
+        "several publications",
+        events.EngineProbed,
+        {"engine": "E1"},
+        {"paused": True},
+        events.TransitionCommitted,
+        {"trigger": Trigger.ATTACH},
+        "pauses-matched",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_forged_outcome_is_seen_where_it_was_relied_on(name: str) -> None:
+    """An outcome by itself may be true; what the lifecycle made of it gives the forgery away."""
+    scenario, kind, wanted, forged, later, there, rule = LATER[name]
+    trace = list(recording(scenario))
+    index = index_of(tuple(trace), kind, **wanted)
+    seen = index_of_after(trace, index, later, there)
+    trace[index] = evolve(trace[index], **forged)
+    assert (seen + 1, rule) in accusations(trace)
+
+
+def index_of_after(trace: list[Event], index: int, kind: type[Event], wanted: dict[str, Any]) -> int:
+    """Return where the first such event after `index` is."""
+    return index + 1 + index_of(tuple(trace[index + 1 :]), kind, **wanted)
+
+
+# ------------------------------------------------------------------------------------------------------ lines inserted
+
+
+def _inserted(trace: tuple[Event, ...], index: int, added: list[Event]) -> list[Event]:
+    """Put events in before `index`, stamped like what stands there, with answers that belong to the request first."""
+    stamped: list[Event] = []
+    for event in added:
+        before = trace[index - 1]
+        number = 10_000 + len(stamped)
+        changes: dict[str, Any] = {"seq": number, "epoch": before.epoch, "version": before.version}
+        if isinstance(event, events.EngineFact):
+            changes["request"] = 10_000
+        stamped.append(evolve(event, **changes))
+    return renumbered([*trace[:index], *stamped, *trace[index:]])
+
+
+def test_a_second_pause_in_one_transition_is_seen() -> None:
+    """An engine that acknowledged its pause is not paused again in the same transition."""
+    trace = recording("several publications")
+    end = index_of(trace, events.TransitionCommitted, target=State.PAUSED)
+    again = [events.PauseGeneration(engine="E1"), events.EnginePaused(engine="E1", outcome=Outcome.DONE, idle=True)]
+    assert (end + 1, "pause-once") in accusations(_inserted(trace, end, again))
+
+
+def test_a_dirty_engine_that_is_continued_is_seen() -> None:
+    """Continuing an engine that may be partly written serves half-written weights: the worst of all."""
+    trace = recording("closed while dirty")
+    end = len(trace) - 1
+    wake = [events.ContinueGeneration(engine="E1"), events.EngineContinued(engine="E1", outcome=Outcome.DONE)]
+    assert (end + 1, "dirty-never-continued") in accusations(_inserted(trace, end, wake))
+
+
+def test_a_debt_that_nothing_settles_is_seen() -> None:
+    """Saying that a debt is settled does not settle it."""
+    trace = recording("closed while dirty")
+    end = len(trace) - 1
+    assert (end + 1, "pauses-matched") in accusations(_inserted(trace, end, [events.DebtSettled(engine="E1")]))
+
+
+def test_a_pause_that_is_never_matched_is_seen() -> None:
+    """Where every word of a continue is missing, RUNNING gives it away."""
+    trace = recording("several publications")
+    committed = index_of(trace, events.TransitionCommitted, trigger=Trigger.FINISH_UPDATE)
+    kinds = (events.ContinueGeneration, events.EngineContinued, events.DebtSettled)
+    kept = [e for i, e in enumerate(trace) if i > committed or not (isinstance(e, kinds) and e.engine == "E1")]
+    assert (committed + 1 - 3, "pauses-matched") in accusations(renumbered(kept))
+
+
+def test_an_engine_left_paused_at_the_end_is_seen() -> None:
+    """CLOSE asks every engine that is whole and owes a continue, or is accused of leaving it paused."""
+    trace = recording("step by step")
+    paused = index_of(trace, events.TransitionCommitted, 1, target=State.PAUSED)
+    stamp = {"epoch": trace[paused].epoch, "version": trace[paused].version}
+    ends = [
+        events.TransitionBegun(trigger=Trigger.CLOSE, source=State.PAUSED, **stamp),
+        events.TransitionCommitted(trigger=Trigger.CLOSE, source=State.PAUSED, target=State.CLOSED, **stamp),
+    ]
+    forged = renumbered([*trace[: paused + 1], *(evolve(e, seq=9000 + i) for i, e in enumerate(ends))])
+    assert accusations(forged) == [(paused + 3, "pauses-matched")] * 2
+
+
+@pytest.mark.parametrize(
+    ("state", "evaluation", "accused"),
+    [
+        (State.SUSPENDED, False, True),
+        (State.SUSPENDED, True, False),
+        (State.PAUSED, False, True),
+        (State.PAUSED, True, True),
+        (State.UPDATING, True, True),
+    ],
+)
+def test_an_admission_where_none_may_be_is_seen(state: State, evaluation: bool, accused: bool) -> None:
+    """Rollouts start in RUNNING, evaluations in SUSPENDED too, and nothing starts elsewhere."""
+    trace = recording("failed transfer")
+    there = index_of(trace, events.TransitionCommitted, -1, target=state) + 1
+    admission = events.RolloutAdmitted(ticket=-5 if evaluation else 99, evaluation=evaluation)
+    seen = (there + 1, "admission") in accusations(_inserted(trace, there, [admission]))
+    assert seen is accused
+
+
+def test_a_generation_while_generation_is_held_is_seen() -> None:
+    """Between hold and release no generation request leaves."""
+    trace = recording("several publications")
+    held = index_of(trace, events.GenerationHeld) + 1
+    sent = events.GenerationSent(ticket=1, engine="E1")
+    assert (held + 1, "held") in accusations(_inserted(trace, held, [sent]))
+
+
+def test_more_rollouts_than_the_budget_holds_are_seen() -> None:
+    """An admission at capacity 0 overdraws the staleness budget."""
+    trace = recording("several publications")
+    full = index_of(trace, events.RolloutAdmitted, ticket=6) + 1
+    admission = events.RolloutAdmitted(ticket=7)
+    assert (full + 1, "staleness-capacity") in accusations(_inserted(trace, full, [admission]))
+
+
+def test_a_rollout_that_is_too_old_is_seen() -> None:
+    """Training on a rollout older than the bound breaks the promise of the budget, whoever did it."""
+    trace = recording("several publications")
+    old = index_of(trace, events.RolloutDiscarded)
+    discarded = trace[old]
+    assert isinstance(discarded, events.RolloutDiscarded)
+    assert discarded.staleness == 2
+    consumed = events.RolloutConsumed(ticket=discarded.ticket, staleness=2)
+    assert (old + 1, "staleness") in accusations(_inserted(trace, old, [consumed]))
+
+
+def test_a_ticket_settled_twice_is_seen() -> None:
+    """A ticket comes back once: returning its capacity twice makes counters drift."""
+    trace = recording("several publications")
+    settled = index_of(trace, events.RolloutSettled)
+    assert (settled + 2, "ticket-once") in accusations(_inserted(trace, settled + 1, [trace[settled]]))
+
+
+def test_an_operation_within_another_is_seen() -> None:
+    """One operation at a time holds the lifecycle."""
+    trace = recording("several publications")
+    within = index_of(trace, events.GenerationHeld)
+    begun = events.TransitionBegun(trigger=Trigger.RECOVER, source=State.SUSPENDED)
+    assert (within + 1, "one-at-a-time") in accusations(_inserted(trace, within, [begun]))
+
+
+def test_a_request_outside_of_every_transition_is_seen() -> None:
+    """Engines are touched within transitions only; but the user may abort generation between them."""
+    trace = recording("several publications")
+    between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
+    flush = [events.FlushCache(engine="E1"), events.CacheFlushed(engine="E1", outcome=Outcome.DONE)]
+    abort = [events.AbortGeneration(engine="E1"), events.GenerationAborted(engine="E1", outcome=Outcome.DONE)]
+    assert accusations(_inserted(trace, between, flush)) == [(between + 1, "legal-order")]
+    assert accusations(_inserted(trace, between, abort)) == []
+
+
+def test_a_fault_without_need_is_seen() -> None:
+    """FAULT follows from too few engines being left, and from nothing else."""
+    trace = recording("several publications")
+    between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
+    begun = events.TransitionBegun(trigger=Trigger.FAULT, source=State.RUNNING)
+    assert (between + 1, "too-few-left") in accusations(_inserted(trace, between, [begun]))
+
+
+def test_a_request_to_a_lost_engine_is_seen() -> None:
+    """Whoever is lost takes part in nothing until a probe answers."""
+    trace = recording("crashed engine")
+    lost = index_of(trace, events.StandingChanged, after=Standing.LOST)
+    begun = next(i for i in range(lost, len(trace)) if isinstance(trace[i], events.AbandonUpdate))
+    pair = [events.AbandonUpdate(engine="E1"), events.UpdateAbandoned(engine="E1", outcome=Outcome.DONE)]
+    assert (begun + 1, "lost-takes-no-part") in accusations(_inserted(trace, begun, pair))
+
+
+def test_an_empty_trace_is_sound_and_says_nothing() -> None:
+    """No event, no accusation: whoever reads a file decides what to make of that."""
+    verdict = verify([])
+    assert (verdict.sound, verdict.events, verdict.closed) == (True, 0, False)

@@ -3,6 +3,15 @@
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the contract suite be run against other engines than the embedded one."""
+    parser.addoption(
+        "--engines",
+        default="embedded-sglang,embedded-vllm",
+        help="engines for tests/contract, comma-separated: embedded-sglang, embedded-vllm, sglang, vllm",
+    )
+
+
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run the test on both backends."""

@@ -47,6 +47,12 @@ _NO_CONTROL = (
     "and in a version that has /pause and /is_paused"
 )
 
+_OURS = "GlooWeightTransferEngine"
+_NO_GROUP = (
+    "publish through Disk(), or install rollout-lifecycle-vllm in its environment and start it with "
+    """--weight-transfer-config '{"backend": "gloo"}'"""
+)
+
 
 def _post(path: str, body: Any = None, *, idempotent: bool = False, query: Mapping[str, str] | None = None) -> HttpCall:
     return HttpCall(path=path, body=body, idempotent=idempotent, query=query or {})
@@ -183,8 +189,21 @@ class VLLM(Mapped):
             raise ValueError("OpenTransfer needs a channel")
         if channel.kind != "broadcast":
             return nothing_to_do()
+        return self._join(_init_info(channel, engine.name))
+
+    def _join(self, info: dict[str, Any]) -> Steps[Acknowledgement]:
         # Blocks the whole engine core until the trainer joins.
-        return _work(_post("/init_weight_transfer_engine", {"init_info": _init_info(channel, engine.name)}))
+        reply = yield _post("/init_weight_transfer_engine", {"init_info": info})
+        ack = classify(reply)
+        if status_of(reply) == 404 or says(reply, 500, "not configured"):
+            return refuse(f"this server has no weight-transfer backend: {_NO_GROUP}")
+        if (refused := re.search(r"Invalid init_info for (\w+)", ack.detail)) and refused[1] != _OURS:
+            # Asked only now, since it takes seconds.
+            query = {"config_format": "json"}
+            config = yield HttpCall(method="GET", path="/server_info", query=query, idempotent=True, limit=15.0)
+            backend = _backend_of(config) or refused[1]
+            return refuse(f"this server's weight-transfer backend {backend!r} does not meet a Broadcast(): {_NO_GROUP}")
+        return _not_done_if_refused(reply)
 
     def _close(self, request: events.CloseTransfer, _engine: EngineFacts) -> Steps[Acknowledgement]:
         if request.channel is None or request.channel.kind != "broadcast":
@@ -295,8 +314,12 @@ class VLLM(Mapped):
 
 
 def _work(call: HttpCall) -> Steps[Acknowledgement]:
-    """Make a call that every worker carries out: a 500 that quotes a worker's error means that it was not."""
-    reply = yield call
+    """Make a call that every worker carries out."""
+    return _not_done_if_refused((yield call))
+
+
+def _not_done_if_refused(reply: Reply) -> Acknowledgement:
+    """Return what a reply says: a 500 that quotes a worker's error means that it was not done."""
     ack = classify(reply)
     known = ("Worker failed with error", "not configured", "during a weight update")
     return evolve(ack, outcome=Outcome.NOT_DONE) if any(says(reply, 500, words) for words in known) else ack
@@ -325,6 +348,14 @@ def _init_info(channel: Channel, engine: str) -> dict[str, Any]:
     if channel.backend != "nccl":
         info |= {"group_name": channel.name, "timeout_s": channel.timeout}
     return info
+
+
+def _backend_of(config: Reply) -> str | None:
+    """Return the weight-transfer backend that /server_info tells; `None` where it does not."""
+    vllm_config = field_of(config, "vllm_config")
+    chosen = vllm_config.get("weight_transfer_config") if isinstance(vllm_config, dict) else None
+    backend = chosen.get("backend") if isinstance(chosen, dict) else None
+    return backend if isinstance(backend, str) else None
 
 
 def _start_of(metrics: Reply) -> str | None:

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import attrs
+
 from lifecycle import State, errors
 from lifecycle.diagram import markdown, mermaid
 from lifecycle.states import PauseMode
@@ -21,7 +23,8 @@ try:
     from rich.console import Console
     from rich.table import Table
 except ImportError as missing:
-    raise SystemExit(f"{missing}; install the command line with: pip install 'rollout-lifecycle[cli]'") from missing
+    sys.stderr.write(f"{missing}; install the command line with: pip install 'rollout-lifecycle[cli]'\n")
+    raise SystemExit(2) from missing
 
 FINE, VIOLATION, UNREADABLE, INTERRUPTED = 0, 1, 2, 130
 
@@ -69,34 +72,39 @@ def demo(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Train a small policy by asynchronous RL against embedded engines, and verify the trace."""
     _require("torch", "starlette", "uvicorn", "safetensors")
-    from .demo.run import Options, run  # noqa: PLC0415 - torch takes a second; the other commands do without
-
-    options = Options(
-        engines=engines,
-        steps=steps,
-        dialect=dialect.value,
-        transfer=transfer.value,
-        max_staleness=max_staleness,
-        pause_mode=pause_mode,
-        seed=seed,
-        out=out,
-    )
     console = Console()
     try:
-        summary, interrupted = run(options, console)
+        from .demo.run import DemoFailed, Options, run  # noqa: PLC0415 - torch takes a second; others do without
+
+        options = Options(
+            engines=engines,
+            steps=steps,
+            dialect=dialect.value,
+            transfer=transfer.value,
+            max_staleness=max_staleness,
+            pause_mode=pause_mode,
+            seed=seed,
+            out=out,
+        )
+        if json_file is not None:
+            _make_place(json_file)
+        result = run(options, console)
+    except KeyboardInterrupt:  # before the demo listens for it
+        raise typer.Exit(INTERRUPTED) from None
     except ValueError as error:
         _fail(UNREADABLE, str(error))
-    except (errors.LifecycleError, RuntimeError, OSError) as error:
+    except DemoFailed as error:
         _fail(VIOLATION, f"the demo ended early: {error}")
-    _show(console, summary)
-    console.print(f"journal: {out / 'journal.jsonl'}   diagram: {out / 'lifecycle.mmd'}", highlight=False)
+    _show(console, result.summary)
+    for name in result.died:
+        console.print(f"{name} died; the others went on without it", highlight=False, soft_wrap=True)
+    console.print(f"journal: {out / 'journal.jsonl'}", highlight=False, soft_wrap=True)
+    console.print(f"diagram: {out / 'lifecycle.mmd'}", highlight=False, soft_wrap=True)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    if interrupted:
+        json_file.write_text(json.dumps(result.summary, indent=2) + "\n", encoding="utf-8")
+    if result.interrupted:
         raise typer.Exit(INTERRUPTED)
-    sound = summary["verdict"].startswith("sound") and summary["unmatched"] == 0
-    raise typer.Exit(FINE if sound else VIOLATION)
+    raise typer.Exit(FINE if result.sound else VIOLATION)
 
 
 @app.command()
@@ -127,8 +135,8 @@ def verify(
     if verdict.events == 0:
         _fail(UNREADABLE, f"{file} holds no event")
     if as_json:
-        violations = [{"line": v.line, "rule": v.rule, "message": v.message} for v in verdict.violations]
-        sys.stdout.write(json.dumps({"verdict": str(verdict), "violations": violations}) + "\n")
+        facts = attrs.asdict(verdict, value_serializer=lambda _, __, value: getattr(value, "value", value))
+        sys.stdout.write(json.dumps({"verdict": str(verdict), "sound": verdict.sound, **facts}) + "\n")
     else:
         for violation in verdict.violations:
             sys.stdout.write(f"{file}: {violation}\n")
@@ -179,12 +187,23 @@ def _require(*modules: str) -> None:
         _fail(UNREADABLE, f"{', '.join(missing)} missing; install with: pip install 'rollout-lifecycle[all]'")
 
 
+def _make_place(file: Path) -> None:
+    """See to it that `file` can be written, before a minute is spent on what goes into it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be written: {error}") from error
+
+
 def _show(console: Console, summary: dict[str, Any]) -> None:
     table = Table(title="summary", show_header=False)
     for name, value in summary.items():
-        table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+        if name != "verdict":  # a sentence, which has a line of its own
+            table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
     console.print(table)
     console.print(f"unmatched {summary['unmatched']}", highlight=False)
+    console.print(summary["verdict"], highlight=False, soft_wrap=True)
 
 
 def _fail(code: int, message: str) -> NoReturn:

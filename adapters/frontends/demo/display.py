@@ -55,10 +55,10 @@ class Display:
         if not self._console.is_terminal and (progress.step % _LINE_EVERY == 0 or progress.step in {1, progress.steps}):
             self._console.print(
                 f"step {progress.step:3d}/{progress.steps}  reward {progress.reward:.3f}  "
-                f"version {self._lifecycle.version}  {self._lifecycle.state.name}  "
-                f"pause {progress.pause_seconds * 1000:.0f} ms  capacity {self._lifecycle.budget.capacity()}  "
-                f"staleness {progress.staleness}",
+                f"{self._lifecycle.state.name}  pause {progress.pause_seconds * 1000:.0f} ms  "
+                f"capacity {self._lifecycle.budget.capacity()}  staleness {progress.staleness}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     def _table(self) -> Table:

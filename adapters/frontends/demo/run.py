@@ -1,5 +1,6 @@
 """Put the demo together: engines, lifecycle, rollouts, trainer; and tell how it went."""
 
+import json
 import signal
 import statistics
 from collections.abc import AsyncIterator
@@ -14,12 +15,12 @@ import torch
 from attrs import define, field, frozen
 from rich.console import Console
 
-from adapters.engines import EmbeddedEngine
+from adapters.engines import EmbeddedEngine, SGLangEngine, VLLMEngine
 from adapters.engines.embedded import save
-from adapters.transfers import Broadcast, ModuleSource
-from lifecycle import FleetPolicy, Lifecycle, PauseMode, PublishReport, StalenessBudget, State, errors
+from adapters.transfers import Broadcast, Disk, ModuleSource
+from lifecycle import FleetPolicy, Lifecycle, PauseMode, PublishReport, StalenessBudget, Standing, State, errors
 from lifecycle.diagram import markdown, mermaid
-from lifecycle.ports import EnginePort, TransferPort
+from lifecycle.ports import TransferPort
 from lifecycle.trace import Verdict, verify_file
 
 from .display import Display, Progress
@@ -29,6 +30,7 @@ from .trainer import Trainer, new_model
 _GROUPS, _GROUP_SIZE = 32, 16
 _REWARDS_AVERAGED = 5
 """Steps over which the last reward is averaged."""
+_SPEAKS = {"sglang": SGLangEngine, "vllm": VLLMEngine}
 
 
 @frozen(kw_only=True)
@@ -52,27 +54,67 @@ class Record:
     rewards: list[float] = field(factory=list)
     reports: list[PublishReport] = field(factory=list)
     interrupted_by_user: bool = False
+    died: list[str] = field(factory=list)
+    """Engines whose process ended before the demo did."""
 
 
-def run(options: Options, console: Console) -> tuple[dict[str, Any], bool]:
-    """Run the demo. Returns its summary, with the keys that `--json` promises, and whether a signal ended it early.
+@frozen(kw_only=True)
+class Result:
+    """How it went."""
 
-    Raises `errors.LifecycleError` when too few engines are left to go on.
+    summary: dict[str, Any]
+    """With the keys that `--json` promises."""
+    sound: bool
+    """No rule is broken, and no engine that lives is left paused."""
+    interrupted: bool
+    """A signal ended it early."""
+    died: tuple[str, ...]
+
+
+class DemoFailed(RuntimeError):
+    """The demo could not go on."""
+
+
+def run(options: Options, console: Console) -> Result:
+    """Run the demo.
+
+    Raises `ValueError` for options that make no sense, and `DemoFailed` when no engine is left to go on with.
     """
+    journal = _prepare(options)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    options.out.mkdir(parents=True, exist_ok=True)
-    journal = options.out / "journal.jsonl"
-    journal.unlink(missing_ok=True)
     record = Record()
     try:
         anyio.run(_main, options, record, journal, console)
-    except BaseExceptionGroup as group:
-        raise _the_cause(group) from group
-    finally:
+    except (BaseExceptionGroup, errors.LifecycleError, RuntimeError, OSError) as error:
+        cause = _the_cause(error)
+        died = f"{' and '.join(record.died)} died, and " if record.died else ""
+        raise DemoFailed(f"{died}{'nothing could go on: ' if died else ''}{cause}") from error
+    verdict = verify_file(journal) if journal.exists() else Verdict()
+    return Result(
+        summary=summary(record, verdict),
+        # What a process owed is no more when the process is no more.
+        sound=verdict.sound and set(verdict.unmatched) <= set(record.died),
+        interrupted=record.interrupted_by_user,
+        died=tuple(record.died),
+    )
+
+
+def _prepare(options: Options) -> Path:
+    """Check what can be checked, and make place for the files. Returns where the journal goes."""
+    modes = _SPEAKS[options.dialect]("http://127.0.0.1").capabilities.pause_modes
+    if options.pause_mode not in modes:
+        known = ", ".join(sorted(mode.value for mode in modes))
+        raise ValueError(f"{options.dialect} has no pause mode {options.pause_mode.value!r}; it has {known}")
+    journal = options.out / "journal.jsonl"
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        journal.unlink(missing_ok=True)
         (options.out / "lifecycle.mmd").write_text(mermaid(highlight=State.RUNNING), encoding="utf-8")
         (options.out / "lifecycle.md").write_text(markdown(), encoding="utf-8")
-    return summary(record, verify_file(journal)), record.interrupted_by_user
+    except OSError as error:
+        raise ValueError(f"{options.out} is no place for files: {error}") from error
+    return journal
 
 
 async def _main(options: Options, record: Record, journal: Path, console: Console) -> None:
@@ -82,9 +124,9 @@ async def _main(options: Options, record: Record, journal: Path, console: Consol
         await stack.enter_async_context(_ended_by_signals(record))
         save(model, directory / "model")
         console.print(f"starting {options.engines} embedded engines ({options.dialect}) ...", highlight=False)
-        engines = await _start(stack, options, directory / "model")
+        engines = await _start(stack, options, directory / "model", record)
         lifecycle = Lifecycle(
-            engines,
+            [engine.engine for engine in engines],
             transfer=_transfer(options, directory),
             budget=StalenessBudget(
                 batch_size=_GROUPS * _GROUP_SIZE,
@@ -136,8 +178,9 @@ async def publish(lifecycle: Lifecycle, source: ModuleSource, version: int) -> P
     """
     try:
         return await lifecycle.publish(source, version=version)
-    except errors.PublicationFailed:
-        if all(view.standing.name != "LOST" for view in lifecycle.engines):
+    except errors.OperationFailed:
+        lost = any(view.standing is Standing.LOST for view in lifecycle.engines)
+        if lifecycle.state is State.FAULTED or not lost:
             raise
         return await lifecycle.publish(source, version=version)
 
@@ -165,30 +208,35 @@ def summary(record: Record, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _the_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the lifecycle's own error from among what a failed task group collected, or else the whole collection."""
-    pending: list[BaseException] = [group]
+def _the_cause(error: BaseException) -> BaseException:
+    """Return what a task group that failed failed of: the lifecycle's own error before any other."""
+    pending, leaves = [error], []
     while pending:
         error = pending.pop(0)
-        if isinstance(error, errors.LifecycleError):
+        if isinstance(error, errors.OperationFailed):
             return error
         if isinstance(error, BaseExceptionGroup):
             pending.extend(error.exceptions)
-    return group
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, errors.LifecycleError)), leaves[0])
 
 
-async def _start(stack: AsyncExitStack, options: Options, model: Path) -> list[EnginePort]:
-    """Start the engines side by side, each in a process of its own."""
-    started = [EmbeddedEngine(model=model, dialect=options.dialect, name=f"engine-{i}") for i in range(options.engines)]
-    for engine in started:
-        # Entered one after the other, so that each is ended whatever becomes of the next.
-        await stack.enter_async_context(engine)
-    return [engine.engine for engine in started]
+async def _start(stack: AsyncExitStack, options: Options, model: Path, record: Record) -> list[EmbeddedEngine]:
+    """Start the engines side by side, each in a process of its own, and write down which those are."""
+    engines = [EmbeddedEngine(model=model, dialect=options.dialect, name=f"engine-{i}") for i in range(options.engines)]
+    async with anyio.create_task_group() as tasks:
+        for engine in engines:
+            stack.push_async_exit(engine)  # before it starts: it is ended whatever becomes of the others
+            tasks.start_soon(engine.__aenter__)
+    processes = [{"name": engine.engine.name, "pid": engine.pid, "url": engine.url} for engine in engines]
+    (options.out / "engines.json").write_text(json.dumps(processes, indent=2) + "\n", encoding="utf-8")
+    stack.callback(lambda: record.died.extend(engine.engine.name for engine in engines if not engine.running))
+    return engines
 
 
 def _transfer(options: Options, directory: Path) -> TransferPort:
     if options.transfer == "disk":
-        from adapters.transfers import Disk
         return Disk(directory / "weights", template=directory / "model")
     return Broadcast()
 

@@ -1,13 +1,14 @@
 """A lifecycle with scripted engines, and everything that a test wants to look at."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 from attrs import define, field
 
-from lifecycle import Deadlines, FleetPolicy, GenerationRequest, Lifecycle, State, events
+from lifecycle import Deadlines, FleetPolicy, GenerationRequest, Lifecycle, State, errors, events
 from lifecycle.events import Event, Request
 from lifecycle.fleet import EngineFacts
 from lifecycle.ports import Acknowledgement
@@ -123,6 +124,10 @@ class Rig:
     def __getitem__(self, name: str) -> Engine:
         return next(engine for engine in self.engines if engine.name == name)
 
+    def state(self) -> State:
+        """Return where the lifecycle is now. A call, so that a type checker does not believe it to stay there."""
+        return self.lifecycle.state
+
     def of(self, kind: type[Event]) -> list[Any]:
         """Return the events of `kind`."""
         return [event for event in self.sink.events if isinstance(event, kind)]
@@ -166,6 +171,29 @@ def rig(
     options = {"transfer": transfer, "deadlines": DEADLINES, "name": RUN, "journal": sink, **options}
     lifecycle = Lifecycle(engines, policy=policy or FleetPolicy(min_engines=min_engines), **options)
     return Rig(lifecycle, engines, transfer, sink)
+
+
+class Later:
+    """What a call in another task brings."""
+
+    value: Any = None
+    error: errors.LifecycleError | None = None
+    done = False
+
+
+def start(group: TaskGroup, call: Callable[[], Awaitable[Any]]) -> Later:
+    """Start `call` in a task group, and keep what it brings."""
+    later = Later()
+
+    async def run() -> None:
+        try:
+            later.value = await call()
+        except errors.LifecycleError as error:
+            later.error = error
+        later.done = True
+
+    group.start_soon(run)
+    return later
 
 
 def prompt(tokens: int = 4) -> GenerationRequest:

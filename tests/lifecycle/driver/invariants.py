@@ -54,9 +54,9 @@ def _engine(rig: Rig, engine: Engine, view: EngineView) -> list[str]:
         broken.append("is partly written, and counts as whole")
     if same_process and engine.paused is not None and not owing and view.standing is not Standing.LOST:
         broken.append("is paused, and no debt is on record")
-    if owing and not view.dirty and view.standing is not Standing.LOST and state not in HELD:
-        if serving or not _refused_to_continue(rig, engine.name):
-            broken.append(f"is whole and reachable, and its pause is not matched: {view.debt}")
+    curable = owing and not view.dirty and view.standing is not Standing.LOST and state not in HELD
+    if curable and (serving or not _refused_to_continue(rig, engine.name)):
+        broken.append(f"is whole and reachable, and its pause is not matched: {view.debt}")
     if not serving and not view.reason:
         broken.append("is fenced without a reason")
     return broken
@@ -107,9 +107,11 @@ def _history(rig: Rig) -> list[str]:
     answered: dict[int, int] = {}
     for fact in rig.of(events.EngineFact):
         answered[fact.request] = answered.get(fact.request, 0) + 1
-    for request in rig.of(events.Request):
-        if request.engine is not None and answered.pop(request.seq, 0) != 1:
-            broken.append(f"{type(request).__name__} to {request.engine} has not exactly one fact")
+    broken += [
+        f"{type(request).__name__} to {request.engine} has not exactly one fact"
+        for request in rig.of(events.Request)
+        if request.engine is not None and answered.pop(request.seq, 0) != 1
+    ]
     broken += [f"a fact answers no request: {seq}" for seq in answered]
     return broken
 

@@ -8,12 +8,13 @@ from invariants import check, cure, engines_named, leave
 from lifecycle import FleetPolicy, PauseMode, Standing, State, Trigger, errors, events
 from lifecycle.ports import Acknowledgement, EngineReport
 from lifecycle.states import Outcome
-from lifecycle.testing import Answer, Refuse, ScriptedEngine, Silence
+from lifecycle.testing import Answer, Refuse, Silence
 
 pytestmark = pytest.mark.anyio
 
 
 def standings(stage: Rig) -> list[Standing]:
+    """Return how the engines stand, in order."""
     return [view.standing for view in stage.lifecycle.engines]
 
 

@@ -1,5 +1,6 @@
-"""Events: a gapless history in which every request has one fact, and what is dangerous is on disk before it goes out."""
+"""A gapless history in which every request has one fact; what is dangerous is on disk before it goes out."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,13 @@ async def test_a_journal_that_cannot_be_written_lets_nothing_dangerous_out(state
         await bring_to(lifecycle, state)
         before = [list(engine.requests) for engine in stage.engines]
         stage.sink.broken = True
-        operation = {
+        operations: dict[State, Callable[[], Awaitable[object]]] = {
             State.SUSPENDED: lifecycle.pause_generation,
             State.PAUSED: lambda: lifecycle.begin_update(version=1),
             State.UPDATING: lambda: lifecycle.transfer(SOURCE),
-        }[state]
+        }
         with pytest.raises(OSError, match="no space left"):
-            await operation()
+            await operations[state]()
         dangerous = (events.PauseGeneration, events.BeginUpdate, events.TransferWeights)
         for engine, already in zip(stage.engines, before, strict=True):
             assert not any(isinstance(request, dangerous) for request in engine.requests[len(already) :])

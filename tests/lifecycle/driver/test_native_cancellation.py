@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 from conftest import VirtualTimeLoop
-from driver_rig import SOURCE, Rig, rig
+from driver_rig import bring_to, rig
 from invariants import check_now, cure, leave
-from test_cancellation import OPERATIONS, TROUBLES, bring_to
+from test_cancellation import OPERATIONS, TROUBLES
 
 
 async def _cancelled_at(count: int, name: str, trouble: str) -> bool:
-    stage = rig()
+    stage = rig(2)
     state, action = OPERATIONS[name]
     await stage.lifecycle.attach()
     await stage.lifecycle.resume()

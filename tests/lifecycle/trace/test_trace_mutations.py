@@ -1,5 +1,7 @@
-"""A trace that was tampered with, or that a broken lifecycle would write, is accused: of the right thing, at its line."""
+"""A trace that was tampered with, or written by a broken lifecycle, is accused: of the right thing, at its line."""
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,27 +48,24 @@ def _needed(name: str) -> list[tuple[int, Event]]:
     return [(index, event) for index, event in enumerate(trace) if index not in ends]
 
 
+@cache
+def _unseen(name: str) -> dict[str, str]:
+    """Return the lines of a recording that can be taken out unseen, and their kinds."""
+    trace = recording(name)
+    needed = _needed(name)
+    return {str(i + 1): type(event).__name__ for i, event in needed if verdict_of(without(trace, i)).sound}
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_line_can_be_taken_out_unseen(name: str) -> None:
     """Whatever line is missing, a violation tells, even where numbers and times were mended to hide the gap."""
-    trace = recording(name)
-    unseen = [
-        f"{index + 1} {type(event).__name__}"
-        for index, event in _needed(name)
-        if type(event).__name__ not in UNDETECTABLE and verdict_of(without(trace, index)).sound
-    ]
-    assert unseen == [], show(trace)
+    unseen = {line: kind for line, kind in _unseen(name).items() if kind not in UNDETECTABLE}
+    assert unseen == {}, show(recording(name))
 
 
 def test_the_list_of_what_cannot_be_seen_is_honest() -> None:
     """Each kind that is listed as undetectable is so in some trace: the list excuses nothing that could be found."""
-    unseen = {
-        type(event).__name__
-        for name in SCENARIOS
-        for index, event in _needed(name)
-        if verdict_of(without(recording(name), index)).sound
-    }
-    assert unseen == set(UNDETECTABLE)
+    assert {kind for name in SCENARIOS for kind in _unseen(name).values()} == set(UNDETECTABLE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -91,6 +90,8 @@ def test_lines_swapped_are_seen_where_they_are(name: str) -> None:
     for index in range(1, len(trace) - 1):
         swapped = [*trace[:index], trace[index + 1], trace[index], *trace[index + 2 :]]
         assert (index + 1, "gapless-seq") in accusations(swapped)
+        if events.LifecycleOpened in {type(trace[index]), type(trace[index + 1])}:
+            continue  # another process, with a clock of its own
         mended = [evolve(event, seq=number) for number, event in enumerate(swapped, 1)]
         assert (index + 2, "time-order") in accusations(mended)
 
@@ -472,7 +473,7 @@ def index_of_after(trace: list[Event], index: int, kind: type[Event], wanted: di
 # ------------------------------------------------------------------------------------------------------ lines inserted
 
 
-def _inserted(trace: tuple[Event, ...], index: int, added: list[Event]) -> list[Event]:
+def _inserted(trace: tuple[Event, ...], index: int, added: Sequence[Event]) -> list[Event]:
     """Put events in before `index`, stamped like what stands there, with answers that belong to the request first."""
     stamped: list[Event] = []
     for event in added:
@@ -521,12 +522,11 @@ def test_an_engine_left_paused_at_the_end_is_seen() -> None:
     """CLOSE asks every engine that is whole and owes a continue, or is accused of leaving it paused."""
     trace = recording("step by step")
     paused = index_of(trace, events.TransitionCommitted, 1, target=State.PAUSED)
-    stamp = {"epoch": trace[paused].epoch, "version": trace[paused].version}
     ends = [
-        events.TransitionBegun(trigger=Trigger.CLOSE, source=State.PAUSED, **stamp),
-        events.TransitionCommitted(trigger=Trigger.CLOSE, source=State.PAUSED, target=State.CLOSED, **stamp),
+        events.TransitionBegun(trigger=Trigger.CLOSE, source=State.PAUSED),
+        events.TransitionCommitted(trigger=Trigger.CLOSE, source=State.PAUSED, target=State.CLOSED),
     ]
-    forged = renumbered([*trace[: paused + 1], *(evolve(e, seq=9000 + i) for i, e in enumerate(ends))])
+    forged = _inserted(trace[: paused + 1], paused + 1, ends)
     assert accusations(forged) == [(paused + 3, "pauses-matched")] * 2
 
 
@@ -613,9 +613,9 @@ def test_a_request_to_a_lost_engine_is_seen() -> None:
     """Whoever is lost takes part in nothing until a probe answers."""
     trace = recording("crashed engine")
     lost = index_of(trace, events.StandingChanged, after=Standing.LOST)
-    begun = next(i for i in range(lost, len(trace)) if isinstance(trace[i], events.AbandonUpdate))
-    pair = [events.AbandonUpdate(engine="E1"), events.UpdateAbandoned(engine="E1", outcome=Outcome.DONE)]
-    assert (begun + 1, "lost-takes-no-part") in accusations(_inserted(trace, begun, pair))
+    leave = index_of_after(list(trace), lost, events.CloseTransfer, {})
+    pair = [events.CloseTransfer(engine="E1"), events.TransferClosed(engine="E1", outcome=Outcome.DONE)]
+    assert (leave + 1, "lost-takes-no-part") in accusations(_inserted(trace, leave, pair))
 
 
 def test_an_empty_trace_is_sound_and_says_nothing() -> None:

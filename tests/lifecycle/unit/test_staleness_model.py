@@ -60,6 +60,7 @@ class BudgetModel(RuleBasedStateMachine):
         budget = self.budget
         accepted = len(self.buffer) + self.consumed
         assert (budget.running, budget.accepted, budget.rejected) == (len(self.running), accepted, self.rejected)
+        assert budget.counted == len(self.buffer) + budget.version * budget.batch_size
         assert budget.submitted == len(self.running) + accepted + self.rejected
 
     @invariant()

@@ -1,0 +1,150 @@
+"""One server of each chosen engine at a time, brought back to the same state after every test.
+
+`--engines` chooses; a test that belongs to one dialect says so by `DIALECT` in its module, and one that asks for `mode`
+runs once for each pause mode of its engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+import torch
+
+from adapters.engines.embedded import CausalLM, LlamaConfig, save
+
+from .engines.servers import KINDS, Server
+from .expectations import MODES
+from .wire import PROMPT, Wire, wire_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_EMBEDDED = {"embedded-sglang", "embedded-vllm"}
+_COLLECTED = pytest.StashKey[set[str]]()
+
+
+def _chosen(config: pytest.Config) -> list[str]:
+    names = [name.strip() for name in str(config.getoption("--engines")).split(",")]
+    if unknown := [name for name in names if name not in KINDS]:
+        raise pytest.UsageError(f"--engines: no engine is called {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    return names
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test against each chosen engine, and in each mode where it asks for one."""
+    if "server" in metafunc.fixturenames:
+        metafunc.parametrize("server", _chosen(metafunc.config), indirect=True, scope="session")
+    if "mode" in metafunc.fixturenames:
+        metafunc.parametrize("mode", sorted({mode for modes in MODES.values() for mode in modes}))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what makes no sense: another dialect's tests, and its modes."""
+    collected = config.stash.setdefault(_COLLECTED, set())
+    kept = []
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        kind = KINDS.get(str(parameters.get("server")))
+        if kind is not None:
+            module = getattr(item.getparent(pytest.Module), "obj", None)
+            if getattr(module, "DIALECT", kind.dialect) != kind.dialect:
+                continue
+            if parameters.get("mode", "abort") not in MODES[kind.dialect]:
+                continue
+            collected.add(kind.name)
+        kept.append(item)
+    items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was not looked at."""
+    collected = config.stash.get(_COLLECTED, set[str]())
+    if collected and collected <= _EMBEDDED:
+        terminalreporter.write_line(
+            "contract suite: embedded engines only; `make test-engines` runs it against real vLLM and SGLang"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Weights:
+    """One model, on disk and in memory.
+
+    Args:
+        model: In bfloat16.
+        path: Its checkpoint.
+        tokens: Its greedy tokens after `PROMPT`.
+    """
+
+    model: CausalLM
+    path: Path
+    tokens: list[int]
+
+
+def make_weights(seed: int, path: Path) -> Weights:
+    """Make a Llama that all engines run, whose greedy tokens are far from a tie."""
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        initializer_range=0.3,
+        dtype="bfloat16",
+    )
+    model = CausalLM(config, seed=seed).to(torch.bfloat16)
+    tokens = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(8):
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return Weights(model=model, path=save(model, path), tokens=tokens[len(PROMPT) :])
+
+
+@pytest.fixture(scope="session")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """What every engine holds when a test begins, called "old"."""
+    return make_weights(1, tmp_path_factory.mktemp("checkpoints") / "old")
+
+
+@pytest.fixture(scope="session")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """What it is updated to."""
+    return make_weights(2, tmp_path_factory.mktemp("checkpoints") / "new")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, old: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The engine, started by the first test that needs it, and ended after the last."""
+    kind = KINDS[request.param]
+    server = Server(kind, old.path, tmp_path_factory.mktemp("logs") / f"{kind.name}.log")
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def wire(server: Server, old: Weights) -> Iterator[Wire]:
+    """A client of the engine, which is as new: old weights, idle, not paused. A dead one is started again."""
+    agreeable = server.kind.name.startswith("yes-")
+    if not server.alive:
+        server.start()
+        if not agreeable:
+            with wire_to(server) as client:
+                client.restore(old.path)
+    with wire_to(server) as client:
+        yield client
+        client.land()
+        if agreeable or not server.alive:
+            return
+        try:
+            client.restore(old.path)
+        except Exception:
+            # The test has said its own; what it left behind is not the next one's.
+            server.kill()
+            raise

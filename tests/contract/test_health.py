@@ -1,0 +1,1 @@
+"""What the probes of a cluster see while an engine is paused."""

@@ -9,9 +9,9 @@ from typing import Any
 from . import events as e
 from .cohort import Cohort
 from .fleet import EngineFacts, incarnation_changed, version_of
-from .ports import Acknowledgement, Capabilities
 from .recorder import Recorder
 from .states import Outcome, Standing
+from .values import Acknowledgement, Capabilities
 
 
 class Bookkeeper:

@@ -4,9 +4,9 @@ from attrs import define, field, frozen
 
 from .fleet import Fleet
 from .ledger import PauseLedger
-from .ports import Channel
 from .staleness import StalenessBudget, Unlimited
 from .states import PauseMode, Standing
+from .values import Channel
 
 
 def _known(_: object, __: object, value: str) -> None:

@@ -156,6 +156,9 @@ class Lifecycle:
         try:
             if self._machine.can(Trigger.RESUME):
                 await self.resume()
+            else:
+                level = logging.INFO if self.version is None else logging.WARNING
+                _log.log(level, "attached, but submission stays closed: %s", self.why_not(Trigger.RESUME))
         except BaseException:
             await self.close()
             raise

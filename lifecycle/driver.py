@@ -13,11 +13,12 @@ from .cohort import Intent
 from .errors import AttachFailed, OperationFailed, PauseFailed, PublicationFailed, TransitionRefused
 from .gate import hopeless
 from .machine import LifecycleMachine
-from .ports import Bucket, TransferPort
+from .ports import TransferPort
 from .procedures import Context, Operation, procedures
 from .shielding import to_the_end
 from .states import State, Trigger
 from .table import OnFailure, Transition, rows
+from .values import Bucket
 
 _Requests = Sequence[type[e.Request]]
 

@@ -13,9 +13,10 @@ from .bookkeeping import Bookkeeper
 from .cohort import Cohort
 from .deadlines import Deadlines
 from .errors import EngineFailure, TransferFailed
-from .ports import Acknowledgement, EnginePort
+from .ports import EnginePort
 from .recorder import Recorder
 from .states import Outcome, PauseMode
+from .values import Acknowledgement
 
 Half = Callable[[], Awaitable[None]]
 

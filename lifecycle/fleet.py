@@ -5,8 +5,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from .ports import EngineReport
 from .states import Standing
+from .values import EngineReport
 
 
 @frozen(kw_only=True)

@@ -18,11 +18,12 @@ from .errors import (
 )
 from .guards import version_advances
 from .machine import LifecycleMachine
-from .ports import Bucket, TransferPort, WeightSource
+from .ports import TransferPort, WeightSource
 from .procedures import Operation
 from .segments import Segments
 from .shielding import to_the_end
 from .states import PauseMode, State, Trigger
+from .values import Bucket
 from .views import PublishReport
 
 _PUBLISHABLE = (State.RUNNING, State.SUSPENDED, State.PAUSED)

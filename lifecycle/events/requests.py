@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from lifecycle.ports import Bucket, Channel
 from lifecycle.states import PauseMode
+from lifecycle.values import Bucket, Channel
 
 from . import facts
 from .base import Event

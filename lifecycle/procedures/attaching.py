@@ -5,8 +5,8 @@ import anyio
 from lifecycle import events as e
 from lifecycle.errors import AttachFailed
 from lifecycle.guards import enough_serving
-from lifecycle.ports import EngineReport
 from lifecycle.states import Outcome, PauseMode, Standing, Trigger
+from lifecycle.values import EngineReport
 
 from .context import Context, Operation, Procedure
 from .pausing import Pausing

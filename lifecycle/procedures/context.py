@@ -10,10 +10,11 @@ from lifecycle.deadlines import Deadlines
 from lifecycle.effects import Effects
 from lifecycle.gate import SubmissionGate
 from lifecycle.machine import Attempt
-from lifecycle.ports import Bucket, EngineReport, TransferPort
+from lifecycle.ports import TransferPort
 from lifecycle.recorder import Recorder
 from lifecycle.segments import Segments
 from lifecycle.states import PauseMode
+from lifecycle.values import Bucket, EngineReport
 
 
 @define(kw_only=True)

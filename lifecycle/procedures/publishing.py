@@ -8,8 +8,9 @@ from lifecycle.effects import Result, within
 from lifecycle.errors import EngineFailure, PublicationFailed, TransferFailed
 from lifecycle.fleet import label_of
 from lifecycle.guards import enough_reachable
-from lifecycle.ports import Channel, Member, TransferPort
+from lifecycle.ports import TransferPort
 from lifecycle.states import Standing
+from lifecycle.values import Channel, Member
 
 from .context import Context, Operation, Procedure
 

@@ -11,8 +11,8 @@ from lifecycle import events as e
 from lifecycle.errors import EngineUnavailable
 from lifecycle.fleet import EngineFacts
 from lifecycle.generation import GenerationRequest, Segment, VersionSpan
-from lifecycle.ports import Acknowledgement, Capabilities, EngineReport
 from lifecycle.states import Outcome, PauseMode
+from lifecycle.values import Acknowledgement, Capabilities, EngineReport
 
 
 @frozen

@@ -6,7 +6,8 @@ from typing import Any
 import anyio
 
 from lifecycle.errors import TransferFailed
-from lifecycle.ports import Bucket, Channel, Member, WeightSource
+from lifecycle.ports import WeightSource
+from lifecycle.values import Bucket, Channel, Member
 
 
 class ScriptedTransfer:

@@ -7,8 +7,8 @@ from lifecycle import events as e
 from lifecycle.cohort import Intent, Publication
 from lifecycle.fleet import label_of
 from lifecycle.guards import version_advances
-from lifecycle.ports import Channel
 from lifecycle.states import Outcome, Standing, Trigger
+from lifecycle.values import Channel
 
 from .known import Known
 

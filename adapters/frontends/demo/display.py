@@ -62,7 +62,7 @@ class Display:
             )
 
     def _table(self) -> Table:
-        table = Table(title="asynchronous RL over a rollout lifecycle", show_header=False, min_width=60)
+        table = Table(title="asynchronous RL over a rollout lifecycle", show_header=False, min_width=64)
         table.add_column(style="bold")
         table.add_column()
         lifecycle, last = self._lifecycle, self._last

@@ -1,1 +1,0 @@
-"""Observers: where events go."""

@@ -164,10 +164,14 @@ def engine(
 
 def main() -> int:
     """Run the command line. Returns the exit code."""
-    _warn_of_clash()
     try:
+        _warn_of_clash()
         app()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except SystemExit as ended:
+        if isinstance(ended.__context__, typer.Abort):  # what typer makes of Ctrl-C; its code means a violation here
+            return INTERRUPTED
         return ended.code if isinstance(ended.code, int) else VIOLATION
     return FINE
 

@@ -99,6 +99,14 @@ class Flight:
             assert self._events, f"the stream brought nothing: {self._answer or self._error}"
         return self
 
+    def goes_on(self) -> bool:
+        """Wait until a stream brings more than it has by now, and say whether it did."""
+        with self._news:
+            before = len(self._events)
+            return self._news.wait_for(lambda: len(self._events) > before or self._over, self._patience) and (
+                self._answer is None
+            )
+
     def answer(self) -> Answer:
         """Wait for the answer. Raises `OSError` or `http.client.HTTPException` where the connection ended before."""
         with self._news:

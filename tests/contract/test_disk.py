@@ -32,15 +32,13 @@ def test_the_version_does_not_follow_the_weights_by_itself(wire: Wire, new: Weig
     assert (wire.version(), wire.generate(8).versions) == ("new", [("new", 0, 8)])
 
 
-def test_a_path_without_weights_is_refused_and_the_old_ones_serve_on(
-    wire: Wire, old: Weights, new: Weights, tmp_path: Path
-) -> None:
-    """An error answer, nothing changed, and a good path works afterwards."""
+def test_a_path_without_weights_is_refused_and_a_good_one_repairs(wire: Wire, new: Weights, tmp_path: Path) -> None:
+    """An error answer; as long as the engine is paused, a good path makes everything right."""
+    wire.pause("abort")
     for path in (tmp_path / "nowhere", tmp_path):
-        answer = wire.load(path)
-        assert answer.status == {"sglang": 400, "vllm": 500}[wire.dialect]
-        assert wire.tokens() == old.tokens
+        assert wire.load(path).status == {"sglang": 400, "vllm": 500}[wire.dialect]
     assert wire.load(new.path).status == 200
+    wire.resume()
     assert wire.flush()
     assert wire.tokens() == new.tokens
 

@@ -15,31 +15,42 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_pause_aborts_finishes_or_keeps_what_is_in_flight(wire: Wire, mode: str, *, stream: bool) -> None:
-    """By mode, the request in flight comes back at once with part of its tokens, whole before the pause, or later."""
-    flight = wire.fly(stream=stream)
-    answer = wire.pause(mode)
-    assert answer.status == 200
-    assert wire.paused()
+    """By mode, what is in flight comes back at once with part of its tokens, whole before the pause, or later."""
     fate = MODES[wire.dialect][mode].in_flight
+    asked = wire.enough if fate == "finished" else wire.long
+    flight = wire.fly(stream=stream, name="flight", tokens=asked)
+    assert wire.pause(mode).status == 200
+    assert wire.paused()
     if fate == "kept":
-        assert wire.label("new").status == 200
         assert not flight.landed
+        assert wire.label("new").status == 200
         assert wire.resume().status == 200
-        wire.hurry()
+        if stream:
+            assert flight.goes_on()
+        else:
+            wire.generate(2)  # which runs beside it
+        wire.abort("flight")
         completed = flight.completed()
         (first, start, middle), (second, again, end) = completed.versions
-        assert (first, start, second, again, end) == ("old", 0, "new", middle, wire.long)
-        assert middle >= 1
+        assert (first, start, second, again, end) == ("old", 0, "new", middle, len(completed.tokens))
+        assert 1 <= middle < end
     else:
         completed = flight.completed()
-        assert [(version, start) for version, start, _ in completed.versions] == [("old", 0)]
+        assert completed.versions == [("old", 0, len(completed.tokens))]
         assert wire.paused()
-    if fate == "aborted":
-        assert completed.finish == "abort"
-        assert 1 <= len(completed.tokens) < wire.long
-    else:
-        assert completed.finish == "length"
-        assert len(completed.tokens) == wire.long
+    assert completed.finish == ("length" if fate == "finished" else "abort")
+    assert (1 <= len(completed.tokens) < asked) == (fate != "finished")
+
+
+def test_what_a_pause_keeps_comes_to_its_own_end_afterwards(wire: Wire, keeping: str) -> None:
+    """A kept request ends as if there had been no pause: no token is lost, and none is another."""
+    expected = wire.generate(wire.enough).tokens
+    flight = wire.fly(tokens=wire.enough)
+    wire.pause(keeping)
+    wire.resume()
+    wire.hurry()
+    completed = flight.completed()
+    assert (completed.finish, completed.tokens) == ("length", expected)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -84,10 +95,19 @@ def test_a_mode_that_does_not_exist_is_refused_and_pauses_nothing(wire: Wire, ol
     assert wire.tokens() == old.tokens
 
 
-def test_the_cache_is_dropped_unless_a_request_holds_it(wire: Wire, mode: str) -> None:
-    """A flush fails while a request runs, and succeeds in a pause unless that keeps the cache of requests in place."""
+def test_the_cache_is_dropped_when_idle_and_not_while_a_request_runs(wire: Wire) -> None:
+    """The answer says which: idle is proven by the engine."""
     assert wire.flush()
-    wire.fly(stream=True)
+    wire.fly()
     assert not wire.flush()
+    wire.abort_all()
+    wire.until_idle()
+
+
+def test_the_cache_is_dropped_in_a_pause_unless_that_keeps_requests_in_place(wire: Wire, mode: str) -> None:
+    """Aborted, finished and retracted requests hold nothing; those that stand still do."""
+    pause = MODES[wire.dialect][mode]
+    wire.fly(tokens=wire.enough if pause.in_flight == "finished" else wire.long)
     wire.pause(mode)
-    assert wire.flush() == MODES[wire.dialect][mode].flushes
+    assert wire.flush() == pause.flushes
+    assert wire.paused()

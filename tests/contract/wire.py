@@ -11,7 +11,7 @@ import httpx
 from .flights import Answer, Completed, Flight, until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -40,6 +40,8 @@ class Wire(ABC):
     dialect: ClassVar[str]
     long: ClassVar[int]
     """Tokens of a request that is still running when the test has done what it wants to do."""
+    enough: ClassVar[int]
+    """Tokens of a request that is still running some calls later, and does not take too long to its end."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -99,9 +101,9 @@ class Wire(ABC):
     ) -> Flight:
         """Send a greedy request for `tokens` tokens, under the name that `abort` takes."""
 
-    def fly(self, *, stream: bool = True, name: str | None = None) -> Flight:
+    def fly(self, *, stream: bool = True, name: str | None = None, tokens: int | None = None) -> Flight:
         """Send a long request, and return when the engine makes tokens for it."""
-        flight = self.start(self.long, stream=stream, name=name)
+        flight = self.start(tokens or self.long, stream=stream, name=name)
         if stream:
             return flight.begun()
         # First come, first served: what is answered after it proves that it is being served.
@@ -150,6 +152,10 @@ class Wire(ABC):
     def flush(self) -> bool:
         """Ask for the cache to be dropped, and say whether the server did."""
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Ask again and again until it is so."""
+        until(condition, self.patience)
+
     def until_idle(self) -> None:
         """Wait until the engine has nothing to do."""
         until(self.flush, self.patience)
@@ -193,7 +199,8 @@ class SGLang(Wire):
     """SGLang 0.5.23."""
 
     dialect = "sglang"
-    long = 200
+    long = 1000
+    enough = 100
     _SLOW = 0.02
 
     def start(
@@ -203,9 +210,9 @@ class SGLang(Wire):
         body: dict[str, Any] = {"input_ids": prompt, "sampling_params": params, "stream": stream}
         return self._fly("/generate", body if name is None else {**body, "rid": name}, read=_sglang_completed)
 
-    def fly(self, *, stream: bool = True, name: str | None = None) -> Flight:
+    def fly(self, *, stream: bool = True, name: str | None = None, tokens: int | None = None) -> Flight:
         self.post("/slow_down", {"forward_sleep_time": self._SLOW})
-        return super().fly(stream=stream, name=name)
+        return super().fly(stream=stream, name=name, tokens=tokens)
 
     def hurry(self) -> None:
         self.post("/slow_down", {"forward_sleep_time": None})
@@ -277,7 +284,8 @@ class VLLM(Wire):
     """vLLM 0.32.0 in development mode."""
 
     dialect = "vllm"
-    long = 1000
+    long = 10_000  # more than ten seconds, even alone
+    enough = 800
 
     def start(
         self, tokens: int, *, stream: bool = False, name: str | None = None, prompt: list[int] = PROMPT

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from adapters.engines.embedded.engine import Generation
     from adapters.engines.embedded.sequence import Completion
 
-__all__ = ["BadRequestError", "field", "json_object"]
+__all__ = ["BadRequestError", "field", "json_object", "typed_json_object"]
 
 T = TypeVar("T")
 REQUIRED: Any = object()
@@ -39,6 +39,18 @@ class BadRequestError(ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+async def typed_json_object(request: Request) -> dict[str, Any]:
+    """Read a body that must be a JSON object and say so in its content type.
+
+    Raises:
+        BadRequestError: If it does not say so, is empty, no JSON or no object.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise BadRequestError(f"1 validation error: the content type must be application/json, not {media_type!r}")
+    return await json_object(request)
 
 
 async def json_object(request: Request) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class GenerateRoute:
 
     async def __call__(self, request: Request) -> Response:
         """Run the request to its end, or as a stream."""
-        job = _parse(await http.json_object(request), self._engine)
+        job = _parse(await http.typed_json_object(request), self._engine)
         if job.stream:
             return http.event_stream(self._stream(request, job))
         async with http.watching(request) as watch, self._manager.generating():

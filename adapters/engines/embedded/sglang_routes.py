@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from adapters.engines.embedded import http
 from adapters.engines.embedded.engine import EngineDeadError
-from adapters.engines.embedded.http import BadRequestError, field, json_object
+from adapters.engines.embedded.http import BadRequestError, field, typed_json_object
 from adapters.engines.embedded.scheduler import Fatal
 from adapters.engines.embedded.sglang_generation import GenerateRoute
 from adapters.engines.embedded.sglang_manager import TokenizerManager
@@ -70,6 +70,7 @@ def sglang_app(engine: Engine) -> Starlette:
         Route("/server_info", info.server_info, methods=["GET"]),
         Route("/get_server_info", info.server_info, methods=["GET"]),
         Route("/v1/models", info.models, methods=["GET"]),
+        Route("/v1/loads", info.loads, methods=["GET"]),
     ]
 
     async def openapi(_: Request) -> Response:
@@ -96,18 +97,18 @@ class _Control:
         self._flushing = False
 
     async def pause_generation(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         mode = http.choice("mode", field(body, "mode", str, "abort"), ("abort", "retract", "in_place"))
         await self._manager.pause(mode)
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 
     async def continue_generation(self, request: Request) -> Response:
-        await json_object(request)
+        await typed_json_object(request)
         await self._manager.resume()
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
     async def abort_request(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         request_id = field(body, "rid", str, "")
         if field(body, "abort_all", bool, False):
             self._manager.abort(lambda _: True)
@@ -135,7 +136,7 @@ class _Control:
         )
 
     async def update_weights_from_disk(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         path = field(body, "model_path", str)
         version = field(body, "weight_version", str, None)
         load_format = field(body, "load_format", str, None)
@@ -150,7 +151,7 @@ class _Control:
         return self._answer(outcome, version=version, extra={"num_paused_requests": 0})
 
     async def init_weights_update_group(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         name = field(body, "group_name", str, _DEFAULT_GROUP)
         address, port = field(body, "master_address", str), field(body, "master_port", int)
         rank, world_size = field(body, "rank_offset", int), field(body, "world_size", int)
@@ -171,22 +172,22 @@ class _Control:
         )
 
     async def destroy_weights_update_group(self, request: Request) -> Response:
-        name = field(await json_object(request), "group_name", str, _DEFAULT_GROUP)
+        name = field(await typed_json_object(request), "group_name", str, _DEFAULT_GROUP)
         return self._answer(await self._engine.call(lambda: self._updater.leave(name)))
 
     async def begin_weight_update(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         http.choice("selector", field(body, "selector", str, "all"), ("target", "draft", "all"))
         async with self._manager.updating(holds_gate=True):
             return self._answer(await self._engine.call(self._updater.begin))
 
     async def end_weight_update(self, request: Request) -> Response:
-        await json_object(request)
+        await typed_json_object(request)
         async with self._manager.updating(holds_gate=True):
             return self._answer(await self._engine.call(self._updater.end))
 
     async def update_weights_from_distributed(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         announced = Announcement(
             names=field(body, "names", list),
             dtypes=field(body, "dtypes", list),
@@ -202,7 +203,7 @@ class _Control:
         return self._answer(outcome, version=version)
 
     async def update_weight_version(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         version = field(body, "new_version", str)
         if field(body, "abort_all_requests", bool, True):
             self._manager.abort(lambda _: True)
@@ -212,7 +213,7 @@ class _Control:
         return JSONResponse({"success": True, "message": message, "new_version": version})
 
     async def get_weights_by_name(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         name, count = field(body, "name", str), field(body, "truncate_size", int, 100)
 
         def rows() -> object:
@@ -225,7 +226,7 @@ class _Control:
         return JSONResponse(found)
 
     async def weights_checker(self, request: Request) -> Response:
-        body = await json_object(request) if await request.body() else {}
+        body = await typed_json_object(request) if await request.body() else {}
         action = field(body, "action", str, "checksum")
         if action == "snapshot":
             return JSONResponse({"success": True, "message": "Success."})
@@ -248,7 +249,7 @@ class _Control:
         return JSONResponse(None)
 
     async def slow_down(self, request: Request) -> Response:
-        body = await json_object(request)
+        body = await typed_json_object(request)
         if "forward_sleep_time" not in body:
             raise BadRequestError("1 validation error: field 'forward_sleep_time' is required")
         seconds = field(body, "forward_sleep_time", float, None)
@@ -304,8 +305,6 @@ class _Info:
             scheduler = self._engine.scheduler
             return {
                 "forward_sleep_time": scheduler.forward_sleep_seconds,
-                "num_running_reqs": len(scheduler.batch),
-                "num_waiting_reqs": len(scheduler.waiting),
                 "weight_version": scheduler.version,
             }
 
@@ -327,6 +326,21 @@ class _Info:
                 "internal_states": [internal],
             }
         )
+
+    async def loads(self, request: Request) -> Response:
+        """Tell what runs and waits now, where the real server tells it as of the scheduler's last report."""
+
+        def load() -> dict[str, Any]:
+            scheduler = self._engine.scheduler
+            return {
+                "timestamp": time.time(),
+                "dp_rank": 0,
+                "num_running_reqs": len(scheduler.batch),
+                "num_waiting_reqs": len(scheduler.waiting),
+                "max_running_requests": self._engine.options.max_running_requests,
+            }
+
+        return JSONResponse({"version": _VERSION, "loads": [await self._engine.call(load)]})
 
     async def models(self, request: Request) -> Response:
         name = self._manager.served_model_name

@@ -74,7 +74,7 @@ class CompletionRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Answer /v1/completions."""
-        body = await http.json_object(request)
+        body = await http.typed_json_object(request)
         given: Any = body.get("prompt")
         many = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         prompts = [http.token_ids(one) for one in (given if many else [given])]
@@ -103,16 +103,17 @@ class CompletionRoutes:
 
     async def generate(self, request: Request) -> Response:
         """Answer /inference/v1/generate."""
-        body = await http.json_object(request)
+        body = await http.typed_json_object(request)
         given = field(body, "sampling_params", dict)
-        request_id = request.headers.get("x-request-id") or field(body, "request_id", str, None) or uuid.uuid4().hex
+        given_id = request.headers.get("x-request-id") or field(body, "request_id", str, None)
+        request_id = f"generate-tokens-{given_id or uuid.uuid4().hex}"
         logprobs = given.get("logprobs") is not None
         job = self._job(
             body,
             [http.token_ids(field(body, "token_ids", list))],
             given,
             public_id=request_id,
-            internal_ids=[f"generate-tokens-{request_id}"],
+            internal_ids=[request_id],
             choice=lambda index, _, new, whole: _generate_choice(index, new, whole, logprobs=logprobs),
             envelope=lambda choices, _: {
                 "request_id": request_id,

@@ -151,8 +151,12 @@ class WeightTransfer:
         self._group = None
 
     def reload(self, path: str | None) -> None:
-        """Load a checkpoint; the path is remembered even if it is bad. The weight version does not follow."""
+        """Load a checkpoint; the path is remembered even if it is bad. The weight version does not follow.
+
+        The tensors are put aside before anything is read, so that a path without weights costs the old ones, too.
+        """
         self._path = self._path if path is None else path
+        self._scheduler.weights_lost = True
         try:
             self._weights.from_disk(self._path, strict=True)
         except (CheckpointError, WeightsError) as error:

@@ -18,6 +18,7 @@ from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # type: ignore[import-not-found]
 
 from .messages import InitInfo, UpdateInfo
 from .receiver import Receiver
@@ -51,6 +52,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # A
 
     def start_weight_update(self) -> None:
         """Put the model's tensors aside: from here until a finish there is nothing to compute with."""
+        self._forget_unfinished()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -72,8 +74,28 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # A
             self._receiver.update(update_info, self.model.load_weights)
 
     def finish_weight_update(self) -> None:
-        """Process what was loaded, and put it, and whatever did not come, in place."""
-        finalize_layerwise_reload(self.model, self.model_config)
+        """Process what was loaded, and put it, and whatever did not come, in place.
+
+        Where that fails the session stays open, and what it could not process is forgotten: the next finish succeeds.
+        """
+        try:
+            finalize_layerwise_reload(self.model, self.model_config)
+        except BaseException:
+            self._forget_unfinished()
+            raise
+
+    def _forget_unfinished(self) -> None:
+        """Put layers back as they were that a failed update left half loaded.
+
+        vLLM would keep the tensors that such a layer has got, and count them with those of the next update: a refused
+        one would be loaded, and refused, again, and a layer that had got half would be processed before it is whole.
+        """
+        unfinished = [info for layer in self.model.modules() if (info := get_layerwise_info(layer)).can_load()]
+        for info in unfinished:
+            info.loaded_weights = []
+            info.load_numel = 0
+        if unfinished:
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         """Leave the group."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adapters.engines.embedded import CausalLM
 
 PROMPT = [5, 6, 7, 8]
+TYPE = {"Content-Type": "application/json"}
 
 
 class Client:
@@ -29,7 +30,7 @@ class Client:
     def __init__(self, url: str) -> None:
         self.url = url
         # A connection per call, since vLLM closes the one that it has answered with 500, and says nothing.
-        close = {"Connection": "close"}
+        close = {"Connection": "close", **TYPE}
         # Nothing here is encrypted, and loading certificate authorities would take longer than most tests.
         self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, verify=False, headers=close)  # noqa: S501
         self._threads = ThreadPoolExecutor(16)
@@ -67,7 +68,7 @@ class Client:
         """POST, and return when the server has taken the request up; its status comes later."""
         url = httpx.URL(self.url)
         connection = http.client.HTTPConnection(url.host, url.port or 0, timeout=30)
-        connection.request("POST", path, json.dumps(body))
+        connection.request("POST", path, json.dumps(body), TYPE)
 
         def status() -> int:
             try:
@@ -84,7 +85,7 @@ class Client:
         """POST and hang up without an answer, once the server has taken the request up."""
         url = httpx.URL(self.url)
         connection = http.client.HTTPConnection(url.host, url.port or 0, timeout=30)
-        connection.request("POST", path, json.dumps(body))
+        connection.request("POST", path, json.dumps(body), TYPE)
         for _ in range(3):
             self.get("/openapi.json")
         connection.close()

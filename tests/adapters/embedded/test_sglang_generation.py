@@ -36,7 +36,7 @@ def in_flight(client: Client, count: int = 60, **more: Any) -> Future[httpx.Resp
 
 def running(client: Client) -> int:
     """How many requests the scheduler runs."""
-    return int(client.get("/server_info").json()["internal_states"][0]["num_running_reqs"])
+    return int(client.get("/v1/loads").json()["loads"][0]["num_running_reqs"])
 
 
 def finish(answer: Future[httpx.Response]) -> Any:

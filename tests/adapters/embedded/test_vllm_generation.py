@@ -91,7 +91,7 @@ def test_token_in_token_out_reports_versions(serve: Serve, old: Path, old_model:
     """/inference/v1/generate gives tokens, log-probabilities and the exact spans of weight versions."""
     answer = serve("vllm", old).ok(GENERATE, inference(4, request_id="mine"))
     (only,) = answer["choices"]
-    assert answer["request_id"] == "mine"
+    assert answer["request_id"] == "generate-tokens-mine"
     assert only["token_ids"] == greedy(old_model, PROMPT, 4)
     assert len(only["logprobs"]["content"]) == 4
     assert only["weight_versions"] == [{"version": "default", "start": 0, "end": 4}]

@@ -349,16 +349,15 @@ def test_a_pause_that_leaves_the_cache_leaves_it_stale(serve: Serve, old: Path, 
     assert client.ok(COMPLETIONS, body(20, prompt=prompt))["choices"][0]["token_ids"] == expected
 
 
-def test_a_bad_path_sticks_and_the_weights_survive_it(
+def test_a_bad_path_sticks_and_costs_the_weights(
     serve: Serve, old: Path, new_model: CausalLM, new: Path, tmp_path: Path
 ) -> None:
-    """After a bad path the next reload without one fails too; a good path repairs that."""
-    client = serve("vllm", old)
-    before = tokens(client)
+    """After a bad path the next reload without one fails too, and nothing can be generated until a good one."""
+    client = serve("vllm", old, lethal_traps=False)
     bad = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
     worker_said(client.post("/collective_rpc", bad))
     worker_said(client.post("/collective_rpc", {"method": "reload_weights"}))
-    assert tokens(client) == before
+    assert client.post(COMPLETIONS, body(2)).status_code == 500
     bad["kwargs"] = {"weights_path": str(new)}
     client.ok("/collective_rpc", bad)
     assert tokens(client) == greedy(new_model, PROMPT, 20)

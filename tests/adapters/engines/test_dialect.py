@@ -1,7 +1,6 @@
 """One classification of replies, and the pieces that dialects share."""
 
 import pytest
-from dialogue import CUT, LATE, REFUSED, answer, words
 
 from adapters.engines.dialect import (
     Missing,
@@ -17,6 +16,8 @@ from adapters.engines.dialect import (
 from lifecycle import errors
 from lifecycle.generation import GenerationRequest, VersionSpan
 from lifecycle.states import Outcome
+
+from .dialogue import CUT, LATE, REFUSED, answer, words
 
 DEAD = {"error": {"message": "boom", "type": "EngineDeadError", "code": 500}}
 

@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import SocketStream
-from wire_server import Heard, Script, WireServer, answering, reply, serving, until_gone
 
 from adapters.engines import HttpEngine, SGLangEngine, VLLMEngine
 from adapters.engines.dialect import Lane
@@ -18,6 +17,8 @@ from lifecycle import events as e
 from lifecycle.fleet import EngineFacts
 from lifecycle.generation import GenerationRequest
 from lifecycle.states import Outcome, PauseMode
+
+from .wire_server import Heard, Script, WireServer, answering, reply, serving, until_gone
 
 FACTS = EngineFacts(name="E1")
 CONTINUE = e.ContinueGeneration()  # one idempotent call

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from dialogue import BUCKET, CHANNEL, CLEAN, CUT, DISK, FIRST, LATE, ON_DISK, REFUSED, answer, converse, lines, words
 
 from adapters.engines.dialect import Lane, Missing, NoReply, Reply
 from adapters.engines.sglang import SGLang
@@ -14,6 +13,8 @@ from lifecycle.fleet import EngineFacts
 from lifecycle.generation import GenerationRequest, Segment, VersionSpan
 from lifecycle.ports import Acknowledgement, EngineReport
 from lifecycle.states import Outcome, PauseMode
+
+from .dialogue import BUCKET, CHANNEL, CLEAN, CUT, DISK, FIRST, LATE, ON_DISK, REFUSED, answer, converse, lines, words
 
 PAUSED = evolve(CLEAN, paused=True)
 OK = answer({"status": "ok", "message": "Generation paused successfully."})

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from dialogue import BUCKET, CHANNEL, CLEAN, CUT, DISK, LATE, ON_DISK, REFUSED, answer, converse, lines, words
 
 from adapters.engines.dialect import Lane, Missing, NoReply, Reply
 from adapters.engines.vllm import VLLM
@@ -13,6 +12,8 @@ from lifecycle import events as e
 from lifecycle.generation import GenerationRequest, Segment, VersionSpan
 from lifecycle.ports import Acknowledgement, EngineReport
 from lifecycle.states import Outcome, PauseMode
+
+from .dialogue import BUCKET, CHANNEL, CLEAN, CUT, DISK, LATE, ON_DISK, REFUSED, answer, converse, lines, words
 
 PAUSED = evolve(CLEAN, paused=True)
 VERSION, LABEL, WORLD = answer({"version": "0.32.0"}), answer({"weight_version": "run:7"}), answer({"world_size": 2})

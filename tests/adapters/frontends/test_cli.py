@@ -1,18 +1,22 @@
 """The command line: what it prints, and the exit codes by which a script can tell."""
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
-from commandline import run, run_python, run_without
 from typer.testing import CliRunner, Result
 
 from adapters.frontends.cli import app
 from lifecycle import Lifecycle, State
 from lifecycle.diagram import markdown, mermaid
 from lifecycle.testing import ScriptedEngine, ScriptedTransfer
+
+from .commandline import COMMAND, run, run_python, run_without
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +207,17 @@ def test_the_module_and_the_script_are_the_same(journal: Path, tmp_path: Path) -
     assert run("verify", _tampered(journal, tmp_path / "tampered.jsonl")).returncode == 1
     assert run("verify", tmp_path / "missing").returncode == 2
     assert run("nonsense").returncode == 2
+
+
+def test_ctrl_c_is_no_violation(tmp_path: Path) -> None:
+    """A verification that is ended by Ctrl-C says nothing about the journal: exit code 130."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([*COMMAND, "verify", str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with pipe.open("w"):  # it reads: opening waits for it
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, b"")
 
 
 def test_a_clash_of_packages_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from attrs import define
-from commandline import COMMAND
 
 from lifecycle.trace import verify_file
+
+from .commandline import COMMAND
 
 KEYS = [
     "steps",

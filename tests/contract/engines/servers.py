@@ -160,7 +160,7 @@ def _sglang(model: Path, port: int) -> list[str]:
 
 def _vllm(model: Path, port: int) -> list[str]:
     command = [str(ENGINES["vllm"].python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--weight-transfer-config", '{"backend":"gloo"}']
     return [*command, "--enable-scale-out", "--enable-server-load-tracking"]
 

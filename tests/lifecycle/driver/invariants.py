@@ -7,11 +7,12 @@ import asyncio
 import sys
 
 import trio
-from driver_rig import RUN, SOURCE, Engine, Rig
 
 from lifecycle import EngineView, Outcome, Standing, State, errors, events
 from lifecycle.fleet import label_of
 from lifecycle.trace import verify
+
+from .driver_rig import RUN, SOURCE, Engine, Rig
 
 HELD = {State.PAUSED, State.UPDATING, State.FAULTED}
 """States in which an engine may be paused: in FAULTED nobody generates until `recover()`."""

@@ -3,10 +3,11 @@
 import anyio
 import anyio.lowlevel
 import pytest
-from driver_rig import SOURCE, rig, start
-from invariants import check
 
 from lifecycle import StalenessBudget, State
+
+from .driver_rig import SOURCE, rig, start
+from .invariants import check
 
 pytestmark = pytest.mark.anyio
 

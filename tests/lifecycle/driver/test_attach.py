@@ -2,13 +2,14 @@
 
 import anyio
 import pytest
-from driver_rig import SOURCE, Rig, rig
-from invariants import check, cure, engines_named, leave
 
 from lifecycle import FleetPolicy, PauseMode, Standing, State, Trigger, errors, events
 from lifecycle.ports import Acknowledgement, EngineReport
 from lifecycle.states import Outcome
 from lifecycle.testing import Answer, Refuse, Silence
+
+from .driver_rig import SOURCE, Rig, rig
+from .invariants import check, cure, engines_named, leave
 
 pytestmark = pytest.mark.anyio
 

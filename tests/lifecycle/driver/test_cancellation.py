@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.lowlevel
 import pytest
-from driver_rig import NAMES, SOURCE, Rig, bring_to, rig
-from invariants import check, check_now, cure, leave, tasks
 
 from lifecycle import PauseMode, Standing, State, events
 from lifecycle.testing import Refuse, Silence
+
+from .driver_rig import NAMES, SOURCE, Rig, bring_to, rig
+from .invariants import check, check_now, cure, leave, tasks
 
 Action = Callable[[Rig], Awaitable[object]]
 
@@ -197,4 +198,20 @@ async def test_a_cancelled_suspend_leaves_the_gate_as_it_was() -> None:
             await lifecycle.suspend()
         assert scope.cancelled_caught
         assert lifecycle.state is State.RUNNING
+        check(stage)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("state", [State.SUSPENDED, State.PAUSED])
+async def test_a_recovery_cancelled_while_it_asks_says_nothing_about_the_engines(state: State) -> None:
+    """Nobody waited for their answers: they are not lost for that, and the lifecycle is where it was."""
+    stage = rig()
+    async with stage.lifecycle as lifecycle:
+        await bring_to(lifecycle, state)
+        with anyio.CancelScope() as scope:
+            stage.when(1, scope.cancel)
+            await lifecycle.recover()
+        assert scope.cancelled_caught
+        assert lifecycle.state is state
+        assert [view.standing for view in lifecycle.engines] == [Standing.SERVING] * 3
         check(stage)

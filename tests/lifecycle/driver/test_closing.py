@@ -6,12 +6,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from driver_rig import SOURCE, Rig, bring_to, prompt, rig, start
-from invariants import leave, tasks
-from test_cancellation import OPERATIONS
 
 from lifecycle import StalenessBudget, Trigger, errors, events
 from lifecycle.testing import Delay
+
+from .driver_rig import SOURCE, Rig, bring_to, prompt, rig, start
+from .invariants import leave, tasks
+from .test_cancellation import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

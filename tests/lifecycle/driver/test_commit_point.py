@@ -1,11 +1,12 @@
 """Around the commit point: who is fenced alone, and what fails the whole publication."""
 
 import pytest
-from driver_rig import SOURCE, rig
-from invariants import check, cure, leave
 
 from lifecycle import PauseMode, StalenessBudget, Standing, State, Trigger, errors, events
 from lifecycle.testing import Crash, LoseReply, Refuse, Step
+
+from .driver_rig import SOURCE, rig
+from .invariants import check, cure, leave
 
 pytestmark = pytest.mark.anyio
 

@@ -6,12 +6,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from driver_rig import SOURCE, Engine, Rig, bring_to, rig, start
-from invariants import check, leave
 
 from lifecycle import Lifecycle, PauseMode, State, Trigger, errors, events
 from lifecycle.events import Request
 from lifecycle.testing import Delay, ScriptedTransfer
+
+from .driver_rig import SOURCE, Engine, Rig, bring_to, rig, start
+from .invariants import check, leave
 
 pytestmark = pytest.mark.anyio
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from driver_rig import DEADLINES, NAMES, SOURCE, rig
-from invariants import check_now, cure, engines_named, leave
 
 from lifecycle import State, errors, events
 from lifecycle.table import TRANSITIONS
 from lifecycle.testing import Crash, Delay, LandLate, LoseReply, Refuse, Silence, Step
+
+from .driver_rig import DEADLINES, NAMES, SOURCE, rig
+from .invariants import check_now, cure, engines_named, leave
 
 AT_ENGINES = tuple(dict.fromkeys(kind for row in TRANSITIONS for kind in row.requests if kind.fact is not None))
 

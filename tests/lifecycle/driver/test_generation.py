@@ -1,15 +1,17 @@
 """Generations across publications: tokens kept, versions true, nobody waits for ever."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
-from driver_rig import SOURCE, Later, Rig, prompt, rig, start
-from invariants import check, leave
 
-from lifecycle import PauseMode, State, errors, events
+from lifecycle import GenerationRequest, PauseMode, Segment, State, errors, events
 from lifecycle.ports import Capabilities
 from lifecycle.staleness import Ticket
+
+from .driver_rig import SOURCE, Engine, Later, Rig, prompt, rig, start
+from .invariants import check, leave
 
 pytestmark = pytest.mark.anyio
 
@@ -181,3 +183,33 @@ async def test_foreign_weights_are_never_labelled_as_ours() -> None:
         stage["E1"].label = "default"
         await finish(stage)
         assert later.value.versions == (0, 0, None, None, None, None)
+
+
+async def test_a_pause_finds_the_aborted_requests_back() -> None:
+    """Aborting comes first and is waited for, since a server pauses slowly while it has requests."""
+    stage = rig(2, manual=True)
+    found: list[int] = []
+
+    def slowly(engine: Engine) -> Callable[..., Awaitable[Segment]]:
+        generate = engine.generate
+
+        async def generate_slowly(request: GenerationRequest, *, timeout: float) -> Segment:
+            segment = await generate(request, timeout=timeout)
+            await anyio.sleep(0.2)
+            return segment
+
+        return generate_slowly
+
+    for engine in stage.engines:
+        engine.generate = slowly(engine)  # type: ignore[assignment, method-assign]
+    async with stage.lifecycle as lifecycle, lifecycle.admit() as ticket, anyio.create_task_group() as tasks:
+        later = await generating(stage, tasks, ticket)
+        for engine in stage.engines:
+            engine.received = lambda _, request: (
+                found.append(lifecycle._segments.in_flight) if isinstance(request, events.PauseGeneration) else None
+            )
+        await lifecycle.publish(SOURCE, version=1)
+        assert found == [0, 0]
+        await finish(stage)
+        await anyio.sleep(1)
+        assert later.value.interruptions == 1

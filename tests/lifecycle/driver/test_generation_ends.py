@@ -3,13 +3,14 @@
 import anyio
 import attrs
 import pytest
-from driver_rig import SOURCE, bring_to, prompt, rig, start
-from invariants import check, leave
-from test_generation import finish, generating
 
 from lifecycle import PauseMode, StalenessBudget, State, errors, events
 from lifecycle.ports import Capabilities
 from lifecycle.testing import Refuse
+
+from .driver_rig import SOURCE, bring_to, prompt, rig, start
+from .invariants import check, leave
+from .test_generation import finish, generating
 
 pytestmark = pytest.mark.anyio
 

@@ -4,14 +4,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from driver_rig import SOURCE, Engine, bring_to, rig
-from invariants import check, cure, leave
 
 from lifecycle import Lifecycle, Outcome, State, errors, events
 from lifecycle.events import Request
 from lifecycle.journal import read
 from lifecycle.testing import Crash, LoseReply, ScriptedEngine, ScriptedTransfer
 from lifecycle.trace import verify_file
+
+from .driver_rig import SOURCE, Engine, bring_to, rig
+from .invariants import check, cure, leave
 
 pytestmark = pytest.mark.anyio
 

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from conftest import VirtualTimeLoop
-from driver_rig import bring_to, rig
-from invariants import check_now, cure, leave
-from test_cancellation import OPERATIONS, TROUBLES
+
+from .conftest import VirtualTimeLoop
+from .driver_rig import bring_to, rig
+from .invariants import check_now, cure, leave
+from .test_cancellation import OPERATIONS, TROUBLES
 
 
 async def _cancelled_at(count: int, name: str, trouble: str) -> bool:

@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from driver_rig import DEADLINES, NAMES, SOURCE, Rig, bring_to, prompt, rig
-from invariants import check, check_now, cure, engines_named, leave
-from test_failures import WAYS
 
 from lifecycle import FleetPolicy, Standing, State, Trigger, errors, events
 from lifecycle.events import Request
 from lifecycle.testing import Crash, LoseReply, Refuse, Silence, Step
+
+from .driver_rig import DEADLINES, NAMES, SOURCE, Rig, bring_to, prompt, rig
+from .invariants import check, check_now, cure, engines_named, leave
+from .test_failures import WAYS
 
 pytestmark = pytest.mark.anyio
 

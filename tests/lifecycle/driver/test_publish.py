@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
-from driver_rig import SOURCE, bring_to, rig
-from invariants import check, cure, leave
 
 from lifecycle import FleetPolicy, PauseMode, State, Trigger, errors, events
 from lifecycle.ports import Bucket, WeightSource
 from lifecycle.table import rows
 from lifecycle.testing import Crash, Refuse, ScriptedTransfer
+
+from .driver_rig import SOURCE, bring_to, rig
+from .invariants import check, cure, leave
 
 pytestmark = pytest.mark.anyio
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-from driver_rig import SOURCE, bring_to, rig
-from invariants import check, leave
 
 from lifecycle import PauseMode, Standing, State, errors, events
 from lifecycle.ports import Bucket, Capabilities, WeightSource
 from lifecycle.testing import Refuse, ScriptedTransfer
+
+from .driver_rig import SOURCE, bring_to, rig
+from .invariants import check, leave
 
 pytestmark = pytest.mark.anyio
 

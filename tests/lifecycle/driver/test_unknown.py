@@ -1,12 +1,13 @@
 """What is not known: pauses that land late, engines that others continue, processes that start anew."""
 
 import pytest
-from driver_rig import SOURCE, Engine, rig
-from invariants import check, cure, leave
 
 from lifecycle import Outcome, PauseMode, Standing, State, errors, events
 from lifecycle.events import Request
 from lifecycle.testing import LandLate, LoseReply, Refuse
+
+from .driver_rig import SOURCE, Engine, rig
+from .invariants import check, cure, leave
 
 pytestmark = pytest.mark.anyio
 

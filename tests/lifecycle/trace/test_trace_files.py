@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from recordings import SCENARIOS, recording, verdict_of
 
 from lifecycle import events
 from lifecycle.errors import JournalUnreadable
 from lifecycle.events import Event
 from lifecycle.journal import Journal, encode
 from lifecycle.trace import verify, verify_file
+
+from .recordings import SCENARIOS, recording, verdict_of
 
 
 def written(path: Path, trace: tuple[Event, ...]) -> list[bytes]:

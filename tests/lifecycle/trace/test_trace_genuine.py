@@ -7,7 +7,11 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from recordings import (
+
+from lifecycle import PauseMode, State, Trigger, errors, events
+from lifecycle.testing import Crash, LandLate, LoseReply, Refuse, Silence, Step
+
+from .recordings import (
     BATCH,
     NAMES,
     SCENARIOS,
@@ -20,9 +24,6 @@ from recordings import (
     show,
     verdict_of,
 )
-
-from lifecycle import PauseMode, State, Trigger, errors, events
-from lifecycle.testing import Crash, LandLate, LoseReply, Refuse, Silence, Step
 
 BACKENDS = ("asyncio", "trio")
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from recordings import SCENARIOS, recording, renumbered, show, verdict_of, without
 
-from lifecycle import Outcome, Standing, State, Trigger, events
+from lifecycle import Outcome, Standing, State, Trigger, errors, events
 from lifecycle.events import Event
+from lifecycle.testing import Refuse
 from lifecycle.trace import verify
+
+from .recordings import SCENARIOS, recording, renumbered, show, verdict_of, without
 
 UNDETECTABLE = {
     "RolloutConsumed": "the rollout may as well be in the buffer where the trace ends",
@@ -177,6 +179,13 @@ FORGERIES: dict[str, Forgery] = {
         {"source": State.RUNNING},
         "legal-transition",
     ),
+    "an end from another state": (
+        "several publications",
+        events.TransitionBegun,
+        {"trigger": Trigger.CLOSE},
+        {"source": State.SUSPENDED},
+        "legal-transition",
+    ),
     "another transition than was begun": (
         "several publications",
         events.TransitionCommitted,
@@ -247,6 +256,13 @@ FORGERIES: dict[str, Forgery] = {
         {"target": 1},
         {"label": "run:2"},
         "label",
+    ),
+    "weights of another version": (
+        "several publications",
+        events.TransferWeights,
+        {"target": 1},
+        {"target": 2, "label": "run:2"},
+        "version-monotonic",
     ),
     "a ticket given out again": (
         "several publications",
@@ -387,6 +403,24 @@ LATER: dict[str, tuple[str, type[Event], dict[str, Any], dict[str, Any], type[Ev
         events.TransitionCommitted,
         {"target": State.UPDATING},
         "session-open",
+    ),
+    "weights for a session that was not opened": (
+        "several publications",
+        events.UpdateBegun,
+        {"engine": "E2"},
+        {"outcome": Outcome.UNKNOWN},
+        events.TransferWeights,
+        {"engine": "E2"},
+        "session-open",
+    ),
+    "a fleet that is too small": (
+        "crashed engine",
+        events.LifecycleOpened,
+        {},
+        {"min_engines": 2},
+        events.TransitionBegun,
+        {"trigger": Trigger.FINISH_UPDATE},
+        "enough-reachable",
     ),
     "a bucket that did not arrive": (
         "several publications",
@@ -550,11 +584,66 @@ def test_an_admission_where_none_may_be_is_seen(state: State, evaluation: bool, 
 
 
 def test_a_generation_while_generation_is_held_is_seen() -> None:
-    """Between hold and release no generation request leaves."""
+    """Between hold and release no generation request leaves, and none reaches an engine that owes a continue."""
     trace = recording("several publications")
     held = index_of(trace, events.GenerationHeld) + 1
+    paused = index_of(trace, events.EnginePaused, engine="E1") + 1
     sent = events.GenerationSent(ticket=1, engine="E1")
-    assert (held + 1, "held") in accusations(_inserted(trace, held, [sent]))
+    assert accusations(_inserted(trace, held, [sent])) == [(held + 1, "held")]
+    assert accusations(_inserted(trace, paused, [sent])) == [(paused + 1, "held"), (paused + 1, "routing")]
+
+
+def test_a_gate_that_moves_without_moving_is_seen() -> None:
+    """Opening what is open, or holding what is held, shows that something in between is missing."""
+    trace = recording("several publications")
+    closed = index_of(trace, events.SubmissionSuspended)
+    held = index_of(trace, events.GenerationHeld)
+    assert (closed + 2, "submission") in accusations(_inserted(trace, closed + 1, [events.SubmissionSuspended()]))
+    assert (held + 2, "held") in accusations(_inserted(trace, held + 1, [events.GenerationHeld()]))
+
+
+def test_a_trigger_that_does_not_exist_there_is_seen() -> None:
+    """What the table has no row for does not even begin."""
+    trace = recording("several publications")
+    between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
+    begun = events.TransitionBegun(trigger=Trigger.RESUME, source=State.RUNNING)
+    assert (between + 1, "legal-transition") in accusations(_inserted(trace, between, [begun]))
+
+
+def test_weights_that_are_at_risk_unsaid_are_seen() -> None:
+    """From the first transfer on an engine may be partly written, and that must be on record."""
+    trace = recording("several publications")
+    forged = without(trace, index_of(trace, events.EngineDirtied, engine="E1"))
+    told = index_of(tuple(forged), events.WeightsTransferred, engine="E1")
+    assert (told + 1, "dirty") in accusations(forged)
+
+
+def test_weights_for_a_bystander_are_seen() -> None:
+    """Weights go to the engines of the update, which are those that it was begun in."""
+    trace = recording("several publications")
+    begun = index_of(trace, events.BeginUpdate, engine="E2")
+    answered = index_of(trace, events.UpdateBegun, engine="E2")
+    forged = renumbered([event for i, event in enumerate(trace) if i not in {begun, answered}])
+    sent = index_of(tuple(forged), events.TransferWeights, engine="E2")
+    assert (sent + 1, "session-open") in accusations(forged)
+
+
+def test_a_failed_pause_that_is_not_made_good_is_seen() -> None:
+    """After a pause that failed, whoever paused is continued before anything else begins."""
+
+    async def twice(stage: Stage) -> None:
+        await stage.lifecycle.suspend()
+        stage.engines[0].on(events.PauseGeneration, Refuse())
+        with pytest.raises(errors.PauseFailed):
+            await stage.lifecycle.pause_generation()
+        await stage.lifecycle.pause_generation()
+
+    trace = record(twice)
+    continued = index_of(tuple(trace), events.ContinueGeneration, engine="E2")
+    begun = index_of_after(trace, continued, events.TransitionBegun, {})
+    kinds = (events.ContinueGeneration, events.EngineContinued, events.DebtSettled)
+    forged = [e for i, e in enumerate(trace) if i > begun or not (isinstance(e, kinds) and e.engine == "E2")]
+    assert accusations(renumbered(forged))[0] == (begun + 1 - 3, "pauses-matched")
 
 
 def test_more_rollouts_than_the_budget_holds_are_seen() -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from workbench import publication_of, serving_cohort
-
 from lifecycle import PauseMode, Standing, Transition
 from lifecycle.cohort import Cohort, Intent
 from lifecycle.fleet import Fleet
 from lifecycle.guards import Condition
 from lifecycle.staleness import StalenessBudget
+
+from .workbench import publication_of, serving_cohort
 
 Change = Callable[[Cohort], object]
 

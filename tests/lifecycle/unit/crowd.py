@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import anyio
 from anyio.lowlevel import checkpoint
-from workbench import Workbench
 
 from lifecycle import Ticket
 from lifecycle.errors import LifecycleError
+
+from .workbench import Workbench
 
 
 async def until(holds: Callable[[], bool]) -> None:

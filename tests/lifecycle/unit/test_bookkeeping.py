@@ -1,11 +1,12 @@
 """The bookkeeper: what each request and each outcome makes true of an engine."""
 
 import pytest
-from workbench import publication_of, workbench
 
 from lifecycle import Outcome, PauseMode, Standing
 from lifecycle import events as e
 from lifecycle.ports import Acknowledgement
+
+from .workbench import publication_of, workbench
 
 TO_ENGINES = sorted(
     (kind for kind in e.all_events().values() if issubclass(kind, e.Request) and kind.fact is not None),

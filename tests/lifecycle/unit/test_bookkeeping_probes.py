@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from workbench import EVERY_MODE, RISKY, Workbench, publication_of, serving_cohort, workbench
 
 from lifecycle import Outcome, Standing
 from lifecycle import events as e
 from lifecycle.ports import Acknowledgement, EngineReport
+
+from .workbench import EVERY_MODE, RISKY, Workbench, publication_of, serving_cohort, workbench
 
 
 def _probe(bench: Workbench, **report: Any) -> None:

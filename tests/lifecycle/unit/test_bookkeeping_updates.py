@@ -1,11 +1,12 @@
 """The bookkeeper during an update: when weights are at risk, and what gives an engine back what it had."""
 
 import pytest
-from workbench import RISKY, Workbench, publication_of, workbench
 
 from lifecycle import Outcome, Standing
 from lifecycle import events as e
 from lifecycle.ports import Acknowledgement
+
+from .workbench import RISKY, Workbench, publication_of, workbench
 
 
 def _updating(*, at_risk_from_begin: bool = False, standing: Standing = Standing.SERVING) -> Workbench:

@@ -5,8 +5,6 @@ from typing import Any
 
 import anyio
 import pytest
-from crowd import a_few_turns, until
-from workbench import Workbench, publication_of, workbench
 
 from lifecycle import Deadlines, Outcome, PauseMode
 from lifecycle import events as e
@@ -14,6 +12,9 @@ from lifecycle.errors import EngineFailure
 from lifecycle.fleet import EngineFacts
 from lifecycle.ports import Acknowledgement
 from lifecycle.testing import Answer, Delay, LoseReply, Refuse, ScriptedEngine, Silence
+
+from .crowd import a_few_turns, until
+from .workbench import Workbench, publication_of, workbench
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import anyio
 import pytest
-from crowd import a_few_turns, until
-from workbench import Workbench, publication_of, workbench
 
 from lifecycle import Deadlines, Outcome
 from lifecycle import events as e
@@ -15,6 +13,9 @@ from lifecycle.errors import EngineFailure, TransferFailed
 from lifecycle.fleet import EngineFacts
 from lifecycle.ports import Acknowledgement
 from lifecycle.testing import Refuse, ScriptedEngine
+
+from .crowd import a_few_turns, until
+from .workbench import Workbench, publication_of, workbench
 
 pytestmark = pytest.mark.anyio
 

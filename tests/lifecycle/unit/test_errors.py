@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from workbench import publication_of, serving_cohort
 
 from lifecycle import Outcome, PauseMode, errors
 from lifecycle.cohort import Cohort
@@ -17,6 +16,8 @@ from lifecycle.errors import (
 )
 from lifecycle.fleet import Fleet
 from lifecycle.states import Standing
+
+from .workbench import publication_of, serving_cohort
 
 CLASSES = {
     name: kind

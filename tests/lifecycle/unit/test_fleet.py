@@ -3,13 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import QUICK
-from workbench import serving_cohort
 
 from lifecycle import PauseMode, Standing
 from lifecycle.fleet import Fleet, incarnation_changed, label_of, version_of
 from lifecycle.ports import EngineReport
 from lifecycle.views import engines_of
+from tests.strategies import QUICK
+
+from .workbench import serving_cohort
 
 
 def test_engines_share_no_name() -> None:

@@ -4,11 +4,12 @@ import asyncio
 
 import anyio
 import pytest
-from crowd import Crowd, a_few_turns, until
-from workbench import Workbench, serving_cohort, workbench
 
 from lifecycle import StalenessBudget, State
 from lifecycle import events as e
+
+from .crowd import Crowd, a_few_turns, until
+from .workbench import Workbench, serving_cohort, workbench
 
 pytestmark = pytest.mark.anyio
 

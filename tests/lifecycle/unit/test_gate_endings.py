@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from crowd import Crowd, a_few_turns, until
-from workbench import Workbench, serving_cohort, workbench
 
 from lifecycle import StalenessBudget, State, Ticket
 from lifecycle import events as e
 from lifecycle.errors import LifecycleClosed, LifecycleError, LifecycleFaulted
 from lifecycle.gate import Admission
+
+from .crowd import Crowd, a_few_turns, until
+from .workbench import Workbench, serving_cohort, workbench
 
 pytestmark = pytest.mark.anyio
 

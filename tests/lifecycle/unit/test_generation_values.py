@@ -6,10 +6,10 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import QUICK
 
 from lifecycle import GenerationRequest, Segment
 from lifecycle.generation import GenerationInProgress, VersionSpan
+from tests.strategies import QUICK
 
 
 def _request(prompt: int = 3, new: int = 10, **fields: Any) -> GenerationRequest:

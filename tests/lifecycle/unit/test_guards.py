@@ -3,14 +3,15 @@
 from collections.abc import Callable
 
 import pytest
-from conditions import REFUSE, make_hold
-from workbench import publication_of, serving_cohort
 
 from lifecycle import TRANSITIONS, FleetPolicy, PauseMode, StalenessBudget, Standing
 from lifecycle import guards as g
 from lifecycle.cohort import Cohort, Intent
 from lifecycle.fleet import Fleet
 from lifecycle.guards import Condition
+
+from .conditions import REFUSE, make_hold
+from .workbench import publication_of, serving_cohort
 
 ANY = Intent()
 CONDITIONS = sorted({c for row in TRANSITIONS for c in (*row.guards, *row.proofs)}, key=lambda c: c.__name__)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import QUICK, any_event, instances_of
 
 from lifecycle import Outcome, PauseMode
 from lifecycle import events as e
 from lifecycle.errors import JournalUnreadable
 from lifecycle.journal import Journal, decode, encode, read
 from lifecycle.ports import Bucket, Channel
+from tests.strategies import QUICK, any_event, instances_of
 
 HELD = e.GenerationHeld(seq=1, at=1.5, monotonic=2.5, cohort="fleet", epoch=3, version=7)
 

@@ -4,12 +4,13 @@ import copy
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import QUICK, cohorts, intents
-from workbench import everything_about
 
 from lifecycle import TRANSITIONS, LifecycleMachine, State, Trigger
 from lifecycle.cohort import Cohort, Intent
 from lifecycle.errors import IllegalTransition, TransitionRefused
+from tests.strategies import QUICK, cohorts, intents
+
+from .workbench import everything_about
 
 
 @QUICK

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from conditions import REFUSE, ready_for
-from workbench import everything_about
 
 from lifecycle import TRANSITIONS, LifecycleMachine, State, Transition, Trigger
 from lifecycle.cohort import Cohort, Intent
@@ -12,6 +10,9 @@ from lifecycle.errors import Busy, IllegalTransition, TransitionRefused
 from lifecycle.guards import Condition
 from lifecycle.machine import Attempt
 from lifecycle.table import rows
+
+from .conditions import REFUSE, ready_for
+from .workbench import everything_about
 
 ENDS = (Trigger.CLOSE, Trigger.FAULT)
 

@@ -4,10 +4,11 @@ import logging
 
 import pytest
 from attrs import define, field
-from workbench import serving_cohort
 
 from lifecycle import events as e
 from lifecycle.recorder import Recorder
+
+from .workbench import serving_cohort
 
 
 @define

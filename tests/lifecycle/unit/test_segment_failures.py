@@ -5,14 +5,15 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from crowd import a_few_turns, until
-from workbench import Workbench, workbench
 
 from lifecycle import Generation, GenerationRequest, Segment
 from lifecycle import events as e
 from lifecycle.errors import EngineUnavailable, GenerationInterrupted, GenerationRefused, LifecycleError
 from lifecycle.segments import FRUITLESS_LIMIT
 from lifecycle.testing import ScriptedEngine
+
+from .crowd import a_few_turns, until
+from .workbench import Workbench, workbench
 
 pytestmark = pytest.mark.anyio
 

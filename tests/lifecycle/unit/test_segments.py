@@ -5,8 +5,6 @@ from typing import Any
 
 import anyio
 import pytest
-from crowd import a_few_turns, until
-from workbench import Workbench, serving_cohort, workbench
 
 from lifecycle import Generation, GenerationRequest, PauseMode, Standing, State
 from lifecycle import events as e
@@ -14,6 +12,9 @@ from lifecycle.errors import LifecycleClosed, LifecycleError, LifecycleFaulted
 from lifecycle.generation import VersionSpan
 from lifecycle.ports import Capabilities
 from lifecycle.testing import ScriptedEngine
+
+from .crowd import a_few_turns, until
+from .workbench import Workbench, serving_cohort, workbench
 
 pytestmark = pytest.mark.anyio
 

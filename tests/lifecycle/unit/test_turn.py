@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from crowd import a_few_turns, until
 
 from lifecycle import Trigger
 from lifecycle.errors import Busy, LifecycleClosed, Reentrant
 from lifecycle.turn import Turn
+
+from .crowd import a_few_turns, until
 
 pytestmark = pytest.mark.anyio
 

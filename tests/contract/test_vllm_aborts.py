@@ -23,8 +23,8 @@ def completions(wire: VLLM, name: str) -> Flight:
 
 @pytest.mark.parametrize(
     ("ids", "counted"),
-    [(["nobody"], 1), (["nobody", "nobody"], 2), ("nobody", 6), ([], 0)],
-    ids=["unknown", "twice", "text", "none"],
+    [(["nobody"], 1), (["nobody", "nobody"], 2), ("nobody", 6)],
+    ids=["unknown", "twice", "text"],
 )
 def test_an_abort_counts_the_ids_that_were_sent(wire: VLLM, ids: object, counted: int) -> None:
     """Not the requests that it found; a text is taken for as many ids as it has letters."""
@@ -33,11 +33,28 @@ def test_an_abort_counts_the_ids_that_were_sent(wire: VLLM, ids: object, counted
     assert flight.goes_on()
 
 
-def test_an_abort_without_a_body_is_refused(wire: VLLM) -> None:
-    """400, and what runs goes on."""
+def test_an_abort_of_an_empty_list_ends_everything(wire: VLLM) -> None:
+    """No ids are all ids: a client that has nothing to abort must not say so."""
+    flights = [wire.fly(), wire.fly()]
+    assert wire.post("/abort_requests", {"request_ids": []}).body == {"status": "aborted", "aborted": 2}
+    assert [flight.completed().finish for flight in flights] == ["abort", "abort"]
+
+
+def test_an_abort_that_makes_no_sense_is_refused(wire: VLLM) -> None:
+    """400 without a body, 500 for a number, and what runs goes on."""
     flight = wire.fly()
     assert wire.post("/abort_requests").status == 400
+    assert wire.post("/abort_requests", {"request_ids": 123}).status == 500
+    assert wire.post("/inference/v1/abort_requests", {}).status == 400
     assert flight.goes_on()
+
+
+def test_a_generation_needs_its_content_type_and_an_abort_does_not(wire: VLLM) -> None:
+    """JSON that does not say so is refused where tokens are made."""
+    text = {"Content-Type": "text/plain"}
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}}
+    assert wire.later("/inference/v1/generate", body, text).answer().status == 400
+    assert wire.later("/abort_requests", {}, text).answer().body == {"status": "aborted", "aborted": 0}
 
 
 def test_a_completion_goes_by_its_prefix_name_and_index(wire: VLLM) -> None:

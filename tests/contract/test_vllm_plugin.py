@@ -269,7 +269,7 @@ async def test_an_update_need_not_hold_the_whole_model(vllm: Server, references:
         assert vllm.greedy(PROMPT, 60) == references[1]
 
 
-# --------------------------------------------------------------------------------------------------------- it fails well
+# -------------------------------------------------------------------------------------------------------- it fails well
 
 
 class Cutting(Broadcast):

@@ -33,6 +33,11 @@ class AsyncLLM:
         self._requests: dict[str, list[Generation]] = {}
         self._asleep: set[str] = set()
 
+    @property
+    def tracked(self) -> int:
+        """How many generations are in flight; a request with several choices counts as many."""
+        return sum(map(len, self._requests.values()))
+
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, request_id: str, prompt: list[int], params: SamplingParams, *, stream: bool) -> Generation:

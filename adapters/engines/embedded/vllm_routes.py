@@ -106,21 +106,23 @@ class _Control:
     async def abort_requests(self, request: Request) -> Response:
         body = await json_object(request)
         ids: Any = body.get("request_ids")
-        if ids is None:
-            count = self._llm.server_load
+        if not ids:  # an empty list, too, means all
+            count = self._llm.tracked
             self._llm.abort(None)
             return JSONResponse({"status": "aborted", "aborted": count})
         try:
             ids = list(ids)
         except TypeError as error:
-            return JSONResponse(error_body(str(error), "InternalServerError", 500), status_code=500)
+            return JSONResponse({"error": f"Failed to abort requests: {error}"}, status_code=500)
         self._llm.abort(ids)
         # How many ids were sent, not how many requests were found.
         return JSONResponse({"status": "aborted", "aborted": len(ids)})
 
     async def scale_out_abort_requests(self, request: Request) -> Response:
         body = await json_object(request)
-        self._llm.abort(field(body, "request_ids", list, None))
+        if body.get("request_ids") is None:
+            raise BadRequestError("Missing 'request_ids' in request body")
+        self._llm.abort(field(body, "request_ids", list))
         return Response(status_code=200)
 
     async def sleep(self, request: Request) -> Response:

@@ -6,10 +6,14 @@ nothing of the project. `register` is its entry point; only `engine` needs vLLM.
 
 import logging
 
+from .replies import in_step
+
 __all__ = ["BACKEND", "register"]
 
 BACKEND = "gloo"
 """Name under which a server chooses it: `--weight-transfer-config '{"backend": "gloo"}'`."""
+
+_log = logging.getLogger("vllm.rollout_lifecycle")  # below "vllm", whose handler it uses
 
 
 def register() -> None:
@@ -19,7 +23,14 @@ def register() -> None:
             WeightTransferEngineFactory as Factory,
         )
     except ImportError as error:
-        logging.getLogger("vllm.rollout_lifecycle").warning("this vLLM has no weight-transfer backends: %s", error)
+        _log.warning("this vLLM has no weight-transfer backends: %s", error)
         return
+    try:
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # type: ignore[import-not-found] # noqa: PLC0415
+    except ImportError as error:
+        _log.warning("replies of several workers are not kept in step: %s", error)
+    else:
+        if not hasattr(MultiprocExecutor.collective_rpc, "keeps_in_step"):
+            MultiprocExecutor.collective_rpc = in_step(MultiprocExecutor.collective_rpc)
     if BACKEND not in Factory._registry:  # noqa: SLF001 registering twice raises, and there is no public look
         Factory.register_engine(BACKEND, f"{__name__}.engine", "GlooWeightTransferEngine")

@@ -6,11 +6,11 @@ update, put processed layers back at finish. The worker itself sees to the order
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine  # type: ignore[import-not-found]
-from vllm.logger import init_logger  # type: ignore[import-not-found]
 from vllm.model_executor.model_loader.mtp_validation import (  # type: ignore[import-not-found]
     disable_mtp_completeness_check,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GlooWeightTransferEngine"]
 
-_log = init_logger("vllm.rollout_lifecycle")  # below "vllm", whose handler it uses
+_log = logging.getLogger("vllm.rollout_lifecycle")  # below "vllm", whose handler it uses
 
 
 class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # Any where vLLM is not installed

@@ -189,14 +189,14 @@ KINDS = {
             ready="/ready",
         ),
         Kind(name="embedded-vllm", dialect="vllm", command=_embedded("vllm", death_seconds=0.1), ready="/health"),
-        Kind(name="sglang", dialect="sglang", command=_sglang, ready="/ready", start_seconds=180.0, patience=60.0),
+        Kind(name="sglang", dialect="sglang", command=_sglang, ready="/ready", start_seconds=300.0, patience=60.0),
         Kind(
             name="vllm",
             dialect="vllm",
             command=_vllm,
             ready="/health",
             environment={"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
-            start_seconds=180.0,
+            start_seconds=300.0,
             patience=60.0,
         ),
         # Two that agree to everything, to see that the suite would notice.

@@ -8,22 +8,19 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from . import events as e
-from .bookkeeping import Bookkeeper
 from .cohort import Cohort, FleetPolicy, Intent
 from .deadlines import Deadlines
 from .driver import Driver
-from .effects import Effects
 from .errors import OperationFailed, TicketSettled
 from .fleet import Fleet
-from .gate import Admission, SubmissionGate
+from .gate import Admission
 from .generation import Generation, GenerationRequest
 from .journal import Journal
 from .machine import LifecycleMachine
 from .ports import EnginePort, TransferPort, WeightSource
 from .procedures import Context, Operation
 from .publication import Publisher
-from .recorder import EventSink, Recorder, Subscriber
-from .segments import Segments
+from .recorder import EventSink, Subscriber
 from .shielding import to_the_end
 from .staleness import StalenessBudget, Ticket, Unlimited
 from .states import PauseMode, Standing, State, Trigger
@@ -70,15 +67,14 @@ class Lifecycle:
             raise ValueError(f"name must be a word, got {name!r}")
         if initial_version is not None and initial_version < 0:
             raise ValueError(f"initial_version must be at least 0, got {initial_version}")
-        engines = list(engines)
-        ports = {port.name: port for port in engines}
         self.budget = budget if budget is not None else Unlimited()
         if initial_version and not self.budget.submitted and self.budget.version != initial_version:
             self.budget.restore(initial_version)
         self.pause_mode = pause_mode
         self.deadlines = deadlines or Deadlines()
         self._transfer = transfer
-        self._ports = ports
+        engines = tuple(engines)
+        self._ports = {port.name: port for port in engines}
         self._cohort = Cohort(
             fleet=Fleet(port.name for port in engines),
             run=name,
@@ -86,25 +82,13 @@ class Lifecycle:
             budget=self.budget,
             version=initial_version,
         )
-        self._machine = LifecycleMachine(self._cohort)
         sink = Journal(journal) if isinstance(journal, (str, os.PathLike)) else journal
-        self._recorder = Recorder(self._cohort, sink)
-        books = Bookkeeper(self._cohort, self._recorder, lambda engine: ports[engine].capabilities)
-        self._segments = Segments(ports, self._cohort, self._recorder, self.deadlines, lambda: self._machine.state)
-        self._gate = SubmissionGate(self._cohort, self._recorder, lambda: self._machine.state)
-        self._effects = Effects(ports, self._cohort, self._recorder, books, self.deadlines)
-        context = Context(
-            cohort=self._cohort,
-            recorder=self._recorder,
-            books=books,
-            effects=self._effects,
-            gate=self._gate,
-            segments=self._segments,
-        )
-        self._driver = Driver(context, self._machine)
-        self._publisher = Publisher(self._driver, self._machine, self._cohort, self._segments)
+        self._machine = LifecycleMachine(self._cohort)
+        self._context = Context.of(self._cohort, self._machine, self._ports, self.deadlines, sink)
+        self._driver = Driver(self._context, self._machine)
+        self._publisher = Publisher(self._driver, self._machine, self._cohort, self._context.segments)
         self._turn = Turn(lambda: self._machine.in_flight)
-        self._recorder.subscribe(self._on_event)
+        self._context.recorder.subscribe(self._on_event)
 
     # --------------------------------------------------------------------------------------------------------- looking
 
@@ -131,7 +115,7 @@ class Lifecycle:
     @property
     def running(self) -> int:
         """Rollouts that hold a ticket, evaluations included."""
-        return self._gate.running
+        return self._context.gate.running
 
     def can(self, trigger: Trigger) -> bool:
         """Whether `trigger` could begin now. Changes nothing and never raises."""
@@ -147,7 +131,7 @@ class Lifecycle:
         It is called synchronously, between the steps of an operation: it must be quick, and it cannot stop anything.
         What it raises goes to the log.
         """
-        return self._recorder.subscribe(callback)
+        return self._context.recorder.subscribe(callback)
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
@@ -180,7 +164,7 @@ class Lifecycle:
 
         async def work() -> None:
             budget = None if isinstance(self.budget, Unlimited) else self.budget
-            self._recorder.emit(
+            self._context.recorder.emit(
                 e.LifecycleOpened,
                 name=self._cohort.run,
                 engines=tuple(self._ports),
@@ -220,7 +204,7 @@ class Lifecycle:
         finally:
             for port in self._ports.values():
                 await port.aclose()
-            self._recorder.close()
+            self._context.recorder.close()
 
     # ------------------------------------------------------------------------------------------------------ submission
 
@@ -264,7 +248,7 @@ class Lifecycle:
 
         Cancellation: nothing is changed.
         """
-        await self._gate.drained()
+        await self._context.gate.drained()
 
     def admit(self, *, evaluation: bool = False) -> Admission:
         """Return a context manager that waits for a ticket, and rejects it on leaving unless it was accepted.
@@ -274,7 +258,7 @@ class Lifecycle:
 
         Cancellation: no ticket is held.
         """
-        return Admission(self._gate, evaluation=evaluation)
+        return Admission(self._context.gate, evaluation=evaluation)
 
     async def generate(self, request: GenerationRequest, *, ticket: Ticket | None = None) -> Generation:
         """Generate until a real stop, over however many pauses; every token carries the version that made it.
@@ -287,41 +271,26 @@ class Lifecycle:
         """
         if ticket is None:
             async with self.admit(evaluation=True) as own:
-                generation = await self._segments.generate(request, own.id)
+                generation = await self._context.segments.generate(request, own.id)
                 own.accept()
                 return generation
         if ticket.settled:
             raise TicketSettled(f"ticket {ticket.id} was settled; a rollout generates before that")
-        return await self._segments.generate(request, ticket.id)
+        return await self._context.segments.generate(request, ticket.id)
 
     def consume(self, tickets: Iterable[Ticket]) -> tuple[int, ...]:
         """Record that a training step takes these accepted rollouts. Returns the staleness of each, in versions.
 
         Raises `ValueError` for a ticket that was not accepted.
         """
-        return self._leave_buffer(e.RolloutConsumed, tuple(tickets))
+        return self._context.gate.consume(tuple(tickets))
 
     def discard(self, tickets: Iterable[Ticket]) -> tuple[int, ...]:
         """Record that these accepted rollouts are dropped, too old for instance. Their capacity is free at once.
 
         Returns the staleness of each, in versions. Raises `ValueError` for a ticket that was not accepted.
         """
-        tickets = tuple(tickets)
-        staleness = self._leave_buffer(e.RolloutDiscarded, tickets)
-        within_budget = sum(not ticket.evaluation for ticket in tickets)
-        self.budget.advance(self.budget.version, consumed=within_budget)
-        self._gate.wake()
-        return staleness
-
-    def _leave_buffer(
-        self, kind: type[e.RolloutConsumed | e.RolloutDiscarded], tickets: tuple[Ticket, ...]
-    ) -> tuple[int, ...]:
-        if odd := [ticket.id for ticket in tickets if not ticket.accepted]:
-            raise ValueError(f"tickets {odd[:5]} were not accepted")
-        staleness = tuple((self.version or 0) - (ticket.version or 0) for ticket in tickets)
-        for ticket, versions in zip(tickets, staleness, strict=True):
-            self._recorder.emit(kind, ticket=ticket.id, staleness=versions)
-        return staleness
+        return self._context.gate.discard(tuple(tickets))
 
     # ------------------------------------------------------------------------------------------------------ generation
 
@@ -350,8 +319,8 @@ class Lifecycle:
         """
 
         async def work() -> None:
-            self._segments.abort()
-            result = await self._effects.fan_out(e.AbortGeneration, [f.name for f in self._cohort.fleet.reachable])
+            self._context.segments.abort()
+            result = await self._context.effects.fan_out(e.AbortGeneration, self._context.reachable)
             if result.failures:
                 raise OperationFailed("generation may go on in some engines", result.failures)
 
@@ -458,5 +427,5 @@ class Lifecycle:
     def _on_event(self, event: e.Event) -> None:
         if isinstance(event, e.StandingChanged):
             if event.after is Standing.LOST:
-                self._segments.interrupt(event.engine)
-            self._segments.changed.give()
+                self._context.segments.interrupt(event.engine)
+            self._context.segments.changed.give()

@@ -94,6 +94,18 @@ class SubmissionGate:
                 waiter.error = error
                 waiter.event.set()
 
+    def consume(self, tickets: tuple[Ticket, ...]) -> tuple[int, ...]:
+        """Record that training takes these accepted rollouts. Returns the staleness of each, in versions."""
+        return self._leave_buffer(e.RolloutConsumed, tickets)
+
+    def discard(self, tickets: tuple[Ticket, ...]) -> tuple[int, ...]:
+        """Record that these accepted rollouts are dropped, and free their capacity. Returns the staleness of each."""
+        staleness = self._leave_buffer(e.RolloutDiscarded, tickets)
+        budget = self._cohort.budget
+        budget.advance(budget.version, consumed=sum(not ticket.evaluation for ticket in tickets))
+        self.wake()
+        return staleness
+
     async def drained(self) -> None:
         """Wait until no rollout holds a ticket.
 
@@ -107,6 +119,17 @@ class SubmissionGate:
             finally:
                 if event in self._idle:
                     self._idle.remove(event)
+
+    def _leave_buffer(
+        self, kind: type[e.RolloutConsumed | e.RolloutDiscarded], tickets: tuple[Ticket, ...]
+    ) -> tuple[int, ...]:
+        if odd := [ticket.id for ticket in tickets if not ticket.accepted]:
+            raise ValueError(f"tickets {odd[:5]} were not accepted")
+        version = self._cohort.version or 0
+        staleness = tuple(version - (ticket.version or 0) for ticket in tickets)
+        for ticket, versions in zip(tickets, staleness, strict=True):
+            self._recorder.emit(kind, ticket=ticket.id, staleness=versions)
+        return staleness
 
     def _passable(self, *, evaluation: bool) -> bool:
         if evaluation:

@@ -1,6 +1,7 @@
 """What procedures work with."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Self
 
 from attrs import define, field
 
@@ -9,9 +10,9 @@ from lifecycle.cohort import Cohort
 from lifecycle.deadlines import Deadlines
 from lifecycle.effects import Effects
 from lifecycle.gate import SubmissionGate
-from lifecycle.machine import Attempt
-from lifecycle.ports import TransferPort
-from lifecycle.recorder import Recorder
+from lifecycle.machine import Attempt, LifecycleMachine
+from lifecycle.ports import EnginePort, TransferPort
+from lifecycle.recorder import EventSink, Recorder
 from lifecycle.segments import Segments
 from lifecycle.states import PauseMode
 from lifecycle.values import Bucket, EngineReport
@@ -54,6 +55,27 @@ class Context:
     effects: Effects
     gate: SubmissionGate
     segments: Segments
+
+    @classmethod
+    def of(
+        cls,
+        cohort: Cohort,
+        machine: LifecycleMachine,
+        ports: Mapping[str, EnginePort],
+        deadlines: Deadlines,
+        sink: EventSink | None,
+    ) -> Self:
+        """Put the parts of one lifecycle together."""
+        recorder = Recorder(cohort, sink)
+        books = Bookkeeper(cohort, recorder, lambda engine: ports[engine].capabilities)
+        return cls(
+            cohort=cohort,
+            recorder=recorder,
+            books=books,
+            effects=Effects(ports, cohort, recorder, books, deadlines),
+            gate=SubmissionGate(cohort, recorder, lambda: machine.state),
+            segments=Segments(ports, cohort, recorder, deadlines, lambda: machine.state),
+        )
 
     @property
     def deadlines(self) -> Deadlines:

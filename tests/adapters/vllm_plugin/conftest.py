@@ -83,3 +83,18 @@ def new_worker(tmp_path: Path) -> Iterator[Callable[[], Worker]]:
     yield start
     for worker in workers:
         worker.end()
+
+
+@pytest.fixture
+def trainer() -> Iterator["subprocess.Popen[str]"]:
+    """A trainer in another process, ended after the test."""
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("trainer.py"))],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+    )
+    with process:
+        yield process
+        process.kill()

@@ -1,8 +1,10 @@
 """The plugin's receiving half against the library's own broadcast: no vLLM, and nothing of the project, on its side."""
 
-import os
+import json
+import re
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
@@ -11,7 +13,7 @@ from anyio import to_thread
 
 from adapters.transfers import Broadcast, StateDictSource
 from lifecycle.errors import TransferFailed
-from lifecycle.ports import Member
+from lifecycle.ports import Channel, Member
 
 from .conftest import Worker
 from .worker import raw
@@ -106,24 +108,25 @@ async def test_a_refused_tensor_frees_the_trainer_and_the_other_worker(new_worke
     assert worker.answer() == {"error": "there is no group to receive in: init comes first, and again after a failure"}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stops"])
-async def test_a_peer_that_is_gone_ends_the_receiving(new_worker: Start, broadcast: Broadcast, how: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "timeout_s", "cause"),
+    [(signal.SIGKILL, 20.0, "Connection closed by peer"), (signal.SIGSTOP, 0.5, "Timed out")],
+    ids=["dies", "stops"],
+)
+def test_a_trainer_that_is_gone_ends_the_receiving(
+    new_worker: Start, trainer: subprocess.Popen[str], how: int, timeout_s: float, cause: str
+) -> None:
     """Death is noticed at once and silence after the timeout; the error says in what the worker was engaged."""
-    survivor, victim = new_worker(), new_worker()
-    await meet(broadcast, survivor, victim, timeout_s=1.0)
-    os.kill(victim.process.pid, how)
-    for bucket in broadcast.buckets(StateDictSource({"a": torch.ones(2**22), "b": torch.ones(2**22)}), 1):
-        survivor.update(bucket)
-        try:
-            await broadcast.send(bucket, timeout=1.0)
-        except TransferFailed:
-            await broadcast.stop()
-            break
-    answer = await to_thread.run_sync(survivor.answer)
-    if "loaded" in answer:
-        answer = await to_thread.run_sync(survivor.answer)
-    assert answer["error"].startswith(f"rank 1 of 3 in gloo group weights-")
-    assert "failed while it received" in answer["error"]
+    assert trainer.stdout is not None
+    worker = new_worker()
+    worker.open(Channel(**json.loads(trainer.stdout.readline())), timeout_s=timeout_s)
+    assert "joined" in worker.answer()
+    trainer.stdout.readline()
+    worker.order("update", {"names": ["a"], "dtype_names": ["int8"], "shapes": [[5]]})
+    trainer.send_signal(how)
+    error = worker.answer()["error"]
+    assert re.match(r"rank 1 of 2 in gloo group weights-\w+ failed while it received 'a' \(int8 \[5\]\): ", error)
+    assert cause in error
 
 
 async def test_a_trainer_that_says_nothing_is_given_up(new_worker: Start, broadcast: Broadcast) -> None:

@@ -1,4 +1,4 @@
-"""A vLLM worker without vLLM: our plugin's receiving half in a process of its own, driven over standard input and output.
+"""A vLLM worker without vLLM: the plugin's receiving half in a process of its own, driven over its standard streams.
 
 Each line it reads is an order, `["open", init_info, worker]`, `["update", update_info]` or `["close"]`; each it prints
 says what came of it. The plugin is imported by the name that it has in an engine's environment, where the project is
@@ -8,6 +8,7 @@ not: `python -P worker.py DIRECTORY`, the directory holding a link of that name.
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,10 +18,8 @@ def main() -> None:
     """Carry out orders until there are none."""
     torch.set_num_threads(1)
     sys.path.insert(0, sys.argv[1])
-    from rollout_lifecycle_vllm.messages import InitInfo, UpdateInfo  # noqa: PLC0415 the path is known only now
-    from rollout_lifecycle_vllm.receiver import Receiver  # noqa: PLC0415
-
-    receiver = Receiver(torch.device("cpu"))
+    messages = import_module("rollout_lifecycle_vllm.messages")  # the path is known only now
+    receiver = import_module("rollout_lifecycle_vllm.receiver").Receiver(torch.device("cpu"))
     loaded: dict[str, str] = {}
 
     def load(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -34,10 +33,10 @@ def main() -> None:
         answer: dict[str, Any] = {}
         try:
             if order == "open":
-                answer["joined"] = receiver.open(InitInfo(**arguments[0]), worker=arguments[1])
+                answer["joined"] = receiver.open(messages.InitInfo(**arguments[0]), worker=arguments[1])
             elif order == "update":
                 loaded.clear()
-                receiver.update(UpdateInfo(**arguments[0]), load)
+                receiver.update(messages.UpdateInfo(**arguments[0]), load)
                 answer["loaded"] = loaded
             else:
                 receiver.close()

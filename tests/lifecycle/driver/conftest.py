@@ -1,50 +1,15 @@
-"""Both backends on a virtual clock: it jumps to the next deadline whenever nothing else can run.
+"""Every test here runs on both backends, each on a virtual clock."""
 
-A test that waits for a deadline takes no time, and no load of the machine can make a deadline pass too early.
-"""
-
-import asyncio
-import selectors
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import trio.testing
 
-pytest.register_assert_rewrite("invariants")
+from tests.virtual_time import on_virtual_clock
 
-
-class _Jumping(selectors.SelectSelector):
-    """Passes virtual time instead of waiting."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0 if timeout is None or timeout > 0 else timeout)
-        if not ready and timeout is None:
-            return super().select(None)
-        if not ready and timeout is not None and timeout > 0:
-            self.now += timeout
-        return ready
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return super().get_map()
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock is that of its selector."""
-
-    def __init__(self) -> None:
-        self._clock = _Jumping()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.now
+pytest.register_assert_rewrite("tests.lifecycle.driver.invariants")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Run the test on both backends."""
-    if request.param == "asyncio":
-        return "asyncio", {"loop_factory": VirtualTimeLoop}
-    return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
+    return request.param, on_virtual_clock(request.param)

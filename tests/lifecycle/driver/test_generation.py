@@ -152,7 +152,7 @@ async def test_an_engine_that_never_completes_what_it_was_told_to_abort_holds_no
         assert lifecycle.state is State.RUNNING
         await finish(stage)
         assert later.value.versions == (1,) * 6
-        assert lifecycle._segments.in_flight == 0
+        assert lifecycle._context.segments.in_flight == 0
         check(stage)
 
 
@@ -204,10 +204,13 @@ async def test_a_pause_finds_the_aborted_requests_back() -> None:
         engine.generate = slowly(engine)  # type: ignore[assignment, method-assign]
     async with stage.lifecycle as lifecycle, lifecycle.admit() as ticket, anyio.create_task_group() as tasks:
         later = await generating(stage, tasks, ticket)
+
+        def note(_: object, request: events.Request) -> None:
+            if isinstance(request, events.PauseGeneration):
+                found.append(lifecycle._context.segments.in_flight)
+
         for engine in stage.engines:
-            engine.received = lambda _, request: (
-                found.append(lifecycle._segments.in_flight) if isinstance(request, events.PauseGeneration) else None
-            )
+            engine.received = note
         await lifecycle.publish(SOURCE, version=1)
         assert found == [0, 0]
         await finish(stage)

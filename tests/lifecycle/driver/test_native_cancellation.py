@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from .conftest import VirtualTimeLoop
+from tests.virtual_time import VirtualTimeLoop
+
 from .driver_rig import bring_to, rig
 from .invariants import check_now, cure, leave
 from .test_cancellation import OPERATIONS, TROUBLES

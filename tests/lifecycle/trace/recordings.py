@@ -1,13 +1,10 @@
 """Genuine traces: what a `Lifecycle` writes down over scripted engines, in the good cases and in the bad ones."""
 
-import asyncio
-import selectors
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cache
 from typing import Any
 
 import anyio
-import trio.testing
 from anyio.abc import TaskGroup
 from attrs import define, evolve, field
 
@@ -25,6 +22,7 @@ from lifecycle import (
 from lifecycle.events import Event
 from lifecycle.testing import Crash, LandLate, LoseReply, Refuse, ScriptedEngine, ScriptedTransfer
 from lifecycle.trace import Verdict, verify
+from tests.virtual_time import on_virtual_clock
 
 NAMES = ("E1", "E2")
 BATCH = 3
@@ -33,37 +31,9 @@ DEADLINES = Deadlines(attach=2.0, probe=1.0, abort=0.5, grace=0.2, generate=1000
 """Seconds of virtual time."""
 
 
-class _Jumping(selectors.SelectSelector):
-    """Passes virtual time instead of waiting."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(None if timeout is None else 0)
-        if not ready and timeout is not None and timeout > 0:
-            self.now += timeout
-        return ready
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return super().get_map()
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next deadline whenever nothing else can run."""
-
-    def __init__(self) -> None:
-        self._clock = _Jumping()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.now
-
-
 def on_virtual_time(function: Callable[[], Awaitable[Any]], backend: str) -> Any:
     """Run `function` on `backend`, without waiting for any deadline."""
-    if backend == "asyncio":
-        return anyio.run(function, backend=backend, backend_options={"loop_factory": VirtualTimeLoop})
-    return anyio.run(function, backend=backend, backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
+    return anyio.run(function, backend=backend, backend_options=on_virtual_clock(backend))
 
 
 @define
@@ -318,7 +288,7 @@ async def killed_trainer(stage: Stage) -> None:
     """A trainer is killed between pause and continue; the next one finds the engines paused, and takes it on."""
     await stage.lifecycle.suspend()
     await stage.lifecycle.pause_generation()
-    stage.lifecycle._recorder._sink = None  # whatever it does from here on was never done
+    stage.lifecycle._context.recorder._sink = None  # whatever it does from here on was never done
     stage.lifecycle = new_lifecycle(stage.engines, stage.transfer, stage.sink)
     await stage.lifecycle.attach()
     await stage.lifecycle.recover()

@@ -84,7 +84,7 @@ def test_an_engine_started_anew_owes_nothing_of_before() -> None:
     async def killed_and_restarted(stage: Stage) -> None:
         await stage.lifecycle.suspend()
         await stage.lifecycle.pause_generation()
-        stage.lifecycle._recorder._sink = None
+        stage.lifecycle._context.recorder._sink = None
         for engine in stage.engines:
             engine.restart()
         stage.lifecycle = new_lifecycle(stage.engines, stage.transfer, stage.sink)
@@ -233,7 +233,7 @@ async def _cancelled_publication(stage: Stage, count: int) -> None:
 
 async def _killed(stage: Stage) -> None:
     """Forget the lifecycle as a kill would, and begin another with what is left of the engines."""
-    stage.lifecycle._recorder._sink = None
+    stage.lifecycle._context.recorder._sink = None
     stage.accepted.clear()
     stage.lifecycle = new_lifecycle(
         stage.engines, stage.transfer, stage.sink, min_engines=stage.lifecycle._cohort.policy.min_engines

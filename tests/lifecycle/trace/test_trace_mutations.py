@@ -12,7 +12,7 @@ from lifecycle.events import Event
 from lifecycle.testing import Refuse
 from lifecycle.trace import verify
 
-from .recordings import SCENARIOS, recording, renumbered, show, verdict_of, without
+from .recordings import SCENARIOS, Stage, record, recording, renumbered, show, verdict_of, without
 
 UNDETECTABLE = {
     "RolloutConsumed": "the rollout may as well be in the buffer where the trace ends",

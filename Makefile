@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test check clean
+.PHONY: demo test test-engines check clean
 
 demo: $(VENV)/.runtime  ## asynchronous RL against two embedded engines; writes run/
 	$(BIN)/rollout-lifecycle demo $(ARGS)
 
 test: $(VENV)/.development  ## every test that needs no foreign engine
 	$(BIN)/python -m pytest $(ARGS)
+
+test-engines: $(VENV)/.development  ## the contract suite, also against real vLLM and SGLang, installed where missing
+	$(BIN)/python tests/contract/engines/install.py
+	$(BIN)/python -m pytest tests/contract --engines embedded-sglang,embedded-vllm,sglang,vllm $(ARGS)
 
 check: $(VENV)/.development  ## style, strict types, documentation, diagrams in step with the code
 	$(BIN)/ruff check .

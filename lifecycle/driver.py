@@ -6,6 +6,7 @@ left in between, whatever is raised and whoever cancels.
 
 from collections.abc import Sequence
 
+import anyio
 import anyio.lowlevel
 
 from . import events as e
@@ -221,4 +222,6 @@ def _common_start(candidates: Sequence[Transition]) -> int:
 
 
 def _sentence(error: BaseException) -> str:
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return "cancelled"  # by whom is a matter of task names and addresses
     return (str(error) or type(error).__name__)[:500]

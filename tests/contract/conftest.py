@@ -46,6 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what makes no sense: another dialect's tests, and its modes."""
     collected = config.stash.setdefault(_COLLECTED, set())
+    agreeable = all(KINDS[name].agreeable for name in _chosen(config))
     kept = []
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
@@ -57,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if parameters.get("mode", parameters.get("keeping", "abort")) not in MODES[kind.dialect]:
                 continue
             collected.add(kind.name)
+        elif agreeable:
+            continue  # above all the test that runs this suite against such engines
         kept.append(item)
     items[:] = kept
 
@@ -137,7 +140,7 @@ def server(request: pytest.FixtureRequest, old: Weights, tmp_path_factory: pytes
 @pytest.fixture
 def wire(server: Server, old: Weights) -> Iterator[Wire]:
     """A client of the engine, which is as new: old weights, idle, not paused. A dead one is started again."""
-    agreeable = server.kind.name.startswith("yes-")
+    agreeable = server.kind.agreeable
     if not server.alive:
         server.start()
         if not agreeable:

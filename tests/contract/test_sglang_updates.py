@@ -72,18 +72,18 @@ def test_a_dtype_that_torch_does_not_know_is_refused_before_anything_is_received
 
 
 def test_an_update_while_requests_stand_in_place_succeeds_and_is_answered_as_a_failure(
-    wire: SGLang, new: Weights
+    wire: SGLang, old: Weights, new: Weights
 ) -> None:
-    """400, yet the weights are the new ones: an error is no disproof. The server's own label stays behind for good."""
+    """400, yet the weights are the new ones: an error is no disproof. What the server says of itself stays behind."""
     flight = wire.fly(name="flight")
     wire.pause("in_place")
     answer = wire.load(new.path, weight_version="new")
     assert (answer.status, answer.body["success"]) == (400, False)
     assert answer.body["message"].startswith(NOT_FLUSHED)
     info = wire.get("/model_info").body
-    assert (info["model_path"], info["weight_version"]) == (str(new.path), "old")
+    assert (info["model_path"], info["weight_version"]) == (str(old.path), "old")
     wire.resume()
-    assert flight.goes_on()
+    wire.generate(2)  # which runs beside it
     wire.abort("flight")
     assert [version for version, _, _ in flight.completed().versions] == ["old", "new"]
     wire.until_idle()
@@ -169,7 +169,7 @@ def test_an_update_in_a_retract_pause_is_whole_and_the_request_goes_on(wire: SGL
     wire.pause("retract")
     assert wire.load(new.path, weight_version="new").status == 200
     wire.resume()
-    assert flight.goes_on()
+    wire.generate(2)  # which runs beside it
     wire.abort("flight")
     assert [version for version, _, _ in flight.completed().versions] == ["old", "new"]
     assert wire.tokens() == new.tokens
@@ -287,7 +287,7 @@ def test_a_new_label_aborts_everything_unless_it_is_told_not_to(wire: SGLang) ->
     assert flight.completed().finish == "abort"
     gentle = wire.fly(name="gentle")
     assert wire.label("other").status == 200
-    assert gentle.goes_on()
+    wire.generate(2)  # which runs beside it
     wire.abort("gentle")
     assert [version for version, _, _ in gentle.completed().versions] == ["word", "other"]
 

@@ -200,7 +200,7 @@ class SGLang(Wire):
 
     dialect = "sglang"
     long = 1000
-    enough = 100
+    enough = 40  # on CPU the first request of each length is slow
     _SLOW = 0.02
 
     def start(

@@ -146,7 +146,7 @@ class _Control:
             outcome = await self._engine.call(
                 lambda: self._updater.from_disk(path, load_format=load_format, version=version, flush=flush)
             )
-            if outcome.changed:
+            if outcome.success:
                 self._manager.model_path = self._manager.served_model_name = path
         return self._answer(outcome, version=version, extra={"num_paused_requests": 0})
 

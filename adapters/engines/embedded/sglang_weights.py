@@ -31,14 +31,12 @@ class Outcome:
     """What an update came to.
 
     Args:
-        success: What the answer's `success` says.
+        success: What the answer's `success` says; false does not rule out that the weights are the new ones.
         message: What the answer's `message` says.
-        changed: Whether the weights are the new ones, which a failure does not rule out.
     """
 
     success: bool
     message: str
-    changed: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -176,10 +174,10 @@ class WeightUpdater:
         if version is not None:
             self._scheduler.set_version(version)
         if flush and not self.flush():
-            return Outcome(False, _NOT_FLUSHED, changed=True)
+            return Outcome(False, _NOT_FLUSHED)
         if version is not None:
             message += f" Weight version updated to {version}."
-        return Outcome(True, message, changed=True)
+        return Outcome(True, message)
 
 
 def rows_of(tensor: Tensor, count: int) -> object:

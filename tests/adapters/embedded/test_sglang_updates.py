@@ -155,7 +155,7 @@ def test_a_retracted_request_goes_on_with_the_new_weights(
 
 
 def test_in_place_and_flush_is_refused_although_the_weights_changed(serve: Serve, old: Path, new: Path) -> None:
-    """400, the new weights are in, /model_info keeps the old version for good, and the tokens say otherwise."""
+    """400, the new weights are in, /model_info keeps path and version of the old, and the tokens say otherwise."""
     client = serve("sglang", old, **SLOW)
     answer = in_flight(client)
     client.ok("/pause_generation", {"mode": "in_place"})
@@ -167,7 +167,7 @@ def test_in_place_and_flush_is_refused_although_the_weights_changed(serve: Serve
     spans = finish(answer)["meta_info"]["weight_versions"]
     assert [span["version"] for span in spans] == ["default", "v1"]
     info = client.get("/model_info").json()
-    assert (info["model_path"], info["weight_version"]) == (str(new), "default")
+    assert (info["model_path"], info["weight_version"]) == (str(old), "default")
     assert client.ok("/generate", body(1))["meta_info"]["weight_version"] == "v1"
 
 

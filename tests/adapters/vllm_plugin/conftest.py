@@ -71,6 +71,12 @@ class Worker:
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """The receiving half knows no event loop, and the sending half's tests run on both."""
+    return "asyncio"
+
+
+@pytest.fixture
 def new_worker(tmp_path: Path) -> Iterator[Callable[[], Worker]]:
     """Return what starts a worker; all are ended after the test."""
     workers: list[Worker] = []

@@ -1,4 +1,4 @@
-"""A trainer in a process of its own, which opens a channel to one worker and then sends nothing: `python trainer.py`."""
+"""A trainer in a process of its own, which opens a channel to one worker and then sends nothing."""
 
 import json
 import signal

@@ -43,6 +43,7 @@ class Kind:
         ready: Path that answers 200 when it serves.
         start_seconds: How long that may take.
         patience: Seconds after which an answer that must come is given up.
+        agreeable: Whether it answers 200 to everything, so that every test must fail against it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Kind:
     environment: dict[str, str] = attrs.field(factory=dict)
     start_seconds: float = 60.0
     patience: float = 20.0
+    agreeable: bool = False
 
 
 class Server:
@@ -67,6 +69,7 @@ class Server:
         self.kind, self.model, self.log = kind, model, log
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def alive(self) -> bool:
@@ -87,6 +90,7 @@ class Server:
                 start_new_session=True,
                 env={**os.environ, **_QUIET, **self.kind.environment},
             )
+        self._guard = _guarding(self._process.pid)
         deadline = time.monotonic() + self.kind.start_seconds
         try:
             while not self._serves():
@@ -129,6 +133,10 @@ class Server:
         # Also when the leader has ended: a server that is killed at its start leaves children in the group.
         _signal(process.pid, signal.SIGKILL)
         process.wait()
+        if self._guard is not None:
+            self._guard.kill()  # before it hears that its work is due: the group's id may be somebody else's by now
+            self._guard.communicate()
+            self._guard = None
 
     def _serves(self) -> bool:
         with suppress(httpx.HTTPError):
@@ -139,6 +147,12 @@ class Server:
         with suppress(OSError), socket.create_connection(("127.0.0.1", httpx.URL(self.url).port or 0), timeout=5.0):
             return True
         return False
+
+
+def _guarding(group: int) -> subprocess.Popen[bytes]:
+    """Start what ends the group when this process is gone, however that comes about."""
+    script = 'cat > /dev/null; kill -KILL -- "-$1"'
+    return subprocess.Popen(["sh", "-c", script, "sh", str(group)], stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _signal(group: int, number: signal.Signals) -> None:
@@ -189,7 +203,7 @@ KINDS = {
             ready="/ready",
         ),
         Kind(name="embedded-vllm", dialect="vllm", command=_embedded("vllm", death_seconds=0.1), ready="/health"),
-        Kind(name="sglang", dialect="sglang", command=_sglang, ready="/ready", start_seconds=300.0, patience=60.0),
+        Kind(name="sglang", dialect="sglang", command=_sglang, ready="/ready", start_seconds=300.0, patience=120.0),
         Kind(
             name="vllm",
             dialect="vllm",
@@ -197,10 +211,10 @@ KINDS = {
             ready="/health",
             environment={"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
             start_seconds=300.0,
-            patience=60.0,
+            patience=120.0,
         ),
         # Two that agree to everything, to see that the suite would notice.
-        Kind(name="yes-sglang", dialect="sglang", command=_yes_man, ready="/", patience=0.3),
-        Kind(name="yes-vllm", dialect="vllm", command=_yes_man, ready="/", patience=0.3),
+        Kind(name="yes-sglang", dialect="sglang", command=_yes_man, ready="/", patience=0.3, agreeable=True),
+        Kind(name="yes-vllm", dialect="vllm", command=_yes_man, ready="/", patience=0.3, agreeable=True),
     )
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
-from attrs import define, evolve, field
+from attrs import define, field
 
 from lifecycle import (
     Deadlines,
@@ -21,7 +21,6 @@ from lifecycle import (
 )
 from lifecycle.events import Event
 from lifecycle.testing import Crash, LandLate, LoseReply, Refuse, ScriptedEngine, ScriptedTransfer
-from lifecycle.trace import Verdict, verify
 from tests.virtual_time import on_virtual_clock
 
 NAMES = ("E1", "E2")
@@ -321,42 +320,3 @@ def recording(name: str, backend: str = "asyncio") -> tuple[Event, ...]:
     """Return the trace of a scenario. Events are immutable: every test may have the same."""
     scenario, options = SCENARIOS[name]
     return tuple(record(scenario, backend, **options))
-
-
-# --------------------------------------------------------------------------------------------------------- changing it
-
-
-def renumbered(trace: list[Event]) -> list[Event]:
-    """Give the events numbers without gaps and times in order, as a forger would; facts follow their requests."""
-    numbers = {event.seq: number for number, event in reversed(list(enumerate(trace, 1)))}
-    times = sorted(event.monotonic for event in trace)
-    forged = []
-    for number, (event, time) in enumerate(zip(trace, times, strict=True), 1):
-        changes: dict[str, Any] = {"seq": number, "monotonic": time}
-        if isinstance(event, events.EngineFact):
-            changes["request"] = numbers.get(event.request, 0)
-        forged.append(evolve(event, **changes))
-    return forged
-
-
-def without(trace: "tuple[Event, ...]", index: int) -> list[Event]:
-    """Return the trace with one event missing, and no gap to show it."""
-    return renumbered([*trace[:index], *trace[index + 1 :]])
-
-
-def verdict_of(trace: "list[Event] | tuple[Event, ...]") -> Verdict:
-    """Verify events as a journal that holds one a line."""
-    return verify(enumerate(trace, 1))
-
-
-def show(trace: "list[Event] | tuple[Event, ...]") -> str:
-    """Return the trace for people, for the message of a test that fails."""
-    hidden = {"seq", "at", "monotonic", "cohort", "channel", "bucket", "seconds"}
-    lines = []
-    for number, event in enumerate(trace, 1):
-        names = [a.name for a in event.__attrs_attrs__ if a.name not in hidden]
-        values = {name: getattr(event, name) for name in names}
-        lines.append(
-            f"{number:4d} {type(event).__name__} " + " ".join(f"{k}={getattr(v, 'name', v)}" for k, v in values.items())
-        )
-    return "\n".join(lines)

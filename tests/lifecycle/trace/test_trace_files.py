@@ -13,7 +13,8 @@ from lifecycle.events import Event
 from lifecycle.journal import Journal, encode
 from lifecycle.trace import verify, verify_file
 
-from .recordings import SCENARIOS, recording, verdict_of
+from .forging import verdict_of
+from .recordings import SCENARIOS, recording
 
 
 def written(path: Path, trace: tuple[Event, ...]) -> list[bytes]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lifecycle import PauseMode, State, Trigger, errors, events
 from lifecycle.testing import Crash, LandLate, LoseReply, Refuse, Silence, Step
 
+from .forging import show, verdict_of
 from .recordings import (
     BATCH,
     NAMES,
@@ -21,8 +22,6 @@ from .recordings import (
     new_lifecycle,
     record,
     recording,
-    show,
-    verdict_of,
 )
 
 BACKENDS = ("asyncio", "trio")
@@ -105,6 +104,34 @@ def test_a_refusal_to_continue_is_no_violation() -> None:
     verdict = verdict_of(record(stubborn, min_engines=1))
     assert verdict.violations == []
     assert verdict.unmatched == ("E1",)
+
+
+def test_an_update_does_not_begin_in_no_engine() -> None:
+    """Where every engine is lost while an update left open is closed, nothing is begun: nobody is not everybody."""
+
+    async def nobody_left(stage: Stage) -> None:
+        for engine in stage.engines:
+            engine.on(events.AbandonUpdate, *[LoseReply(applied=False)] * 9)
+        stage.transfer.fail_on = "send"
+        await stage.fail_to_publish()
+        await stage.lifecycle.recover()
+        await stage.fail_to_publish()
+
+    trace = record(nobody_left)
+    committed = [event.trigger for event in trace if isinstance(event, events.TransitionCommitted)]
+    assert committed.count(Trigger.BEGIN_UPDATE) == 1
+    assert verdict_of(trace).violations == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cancellation_is_told_in_a_word(backend: str) -> None:
+    """What a cancelled operation leaves in the trace names no task, no scope and no address."""
+
+    async def cancelled(stage: Stage) -> None:
+        await _cancelled_publication(stage, 20)
+
+    trace = record(cancelled, backend)
+    assert [event.reason for event in trace if isinstance(event, events.TransitionRolledBack)] == ["cancelled"]
 
 
 # ------------------------------------------------------------------------------------------------------ random scripts

@@ -1,8 +1,6 @@
-"""A trace that was tampered with, or written by a broken lifecycle, is accused: of the right thing, at its line."""
+"""Lines that are missing, moved or too many are accused: of the right thing, where they are."""
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -12,7 +10,8 @@ from lifecycle.events import Event
 from lifecycle.testing import Refuse
 from lifecycle.trace import verify
 
-from .recordings import SCENARIOS, Stage, record, recording, renumbered, show, verdict_of, without
+from .forging import accusations, index_of, index_of_after, inserted, moved, renumbered, show, verdict_of, without
+from .recordings import SCENARIOS, Stage, record, recording
 
 UNDETECTABLE = {
     "RolloutConsumed": "the rollout may as well be in the buffer where the trace ends",
@@ -21,21 +20,6 @@ UNDETECTABLE = {
     "SegmentReceived": "the request may as well be in flight: nothing waits for its end",
 }
 """What a trace need not show. Nothing of it is a debt, a transition, a standing, a version, or a ticket twice."""
-
-
-def index_of(trace: tuple[Event, ...], kind: type[Event], nth: int = 0, **wanted: Any) -> int:
-    """Return where the `nth` event of a kind is that has these values."""
-    found = [
-        index
-        for index, event in enumerate(trace)
-        if isinstance(event, kind) and all(getattr(event, name) == value for name, value in wanted.items())
-    ]
-    return found[nth]
-
-
-def accusations(trace: list[Event]) -> list[tuple[int, str]]:
-    """Return line and rule of every violation."""
-    return [(violation.line, violation.rule) for violation in verdict_of(trace).violations]
 
 
 # -------------------------------------------------------------------------------------------------------- lines missing
@@ -101,18 +85,12 @@ def test_lines_swapped_are_seen_where_they_are(name: str) -> None:
 # --------------------------------------------------------------------------------------------- lines swapped and forged
 
 
-def _swapped(trace: tuple[Event, ...], index: int, distance: int) -> list[Event]:
-    swapped = list(trace)
-    swapped.insert(index + distance, swapped.pop(index))
-    return renumbered(swapped)
-
-
 def test_an_answer_does_not_come_before_its_request() -> None:
     """A fact whose request comes later answers nothing."""
     trace = recording("several publications")
     request = index_of(trace, events.PauseGeneration, engine="E2")
     answer = index_of(trace, events.EnginePaused, engine="E2")
-    forged = _swapped(trace, answer, request - answer)
+    forged = moved(trace, answer, request - answer)
     assert (request + 1, "one-fact-a-request") in accusations(forged)
 
 
@@ -120,7 +98,7 @@ def test_generation_is_held_before_it_is_stopped() -> None:
     """HoldGeneration comes first in its row: after it nothing new reaches an engine that is being stopped."""
     trace = recording("several publications")
     hold = index_of(trace, events.GenerationHeld)
-    assert (hold + 2, "legal-order") in accusations(_swapped(trace, hold, 1))
+    assert (hold + 2, "legal-order") in accusations(moved(trace, hold, 1))
 
 
 def test_generation_is_released_after_the_continue() -> None:
@@ -128,7 +106,7 @@ def test_generation_is_released_after_the_continue() -> None:
     trace = recording("several publications")
     release = index_of(trace, events.GenerationReleased)
     asked = index_of(trace, events.ContinueGeneration)
-    forged = _swapped(trace, release, asked - release)
+    forged = moved(trace, release, asked - release)
     assert (asked + 2, "legal-order") in accusations(forged)
 
 
@@ -137,7 +115,7 @@ def test_the_version_advances_after_the_proof() -> None:
     trace = recording("several publications")
     advanced = index_of(trace, events.VersionAdvanced)
     proven = index_of(trace, events.WeightsVerified)
-    forged = _swapped(trace, advanced, proven - advanced)
+    forged = moved(trace, advanced, proven - advanced)
     assert (proven + 1, "verified-before-commit") in accusations(forged)
 
 
@@ -156,368 +134,11 @@ def test_a_rollout_starts_in_running() -> None:
     trace = recording("several publications")
     admitted = index_of(trace, events.RolloutAdmitted)
     running = index_of(trace, events.TransitionCommitted, target=State.RUNNING)
-    forged = _swapped(trace, admitted, running - admitted)
+    forged = moved(trace, admitted, running - admitted)
     assert (running + 1, "admission") in accusations(forged)
 
 
-# -------------------------------------------------------------------------------------------------------- values forged
-
-Forgery = tuple[str, type[Event], dict[str, Any], dict[str, Any], str]
-
-FORGERIES: dict[str, Forgery] = {
-    "a state that the table does not lead to": (
-        "several publications",
-        events.TransitionCommitted,
-        {"trigger": Trigger.PAUSE_GENERATION},
-        {"target": State.UPDATING},
-        "legal-transition",
-    ),
-    "a transition from another state": (
-        "several publications",
-        events.TransitionBegun,
-        {"trigger": Trigger.PAUSE_GENERATION},
-        {"source": State.RUNNING},
-        "legal-transition",
-    ),
-    "an end from another state": (
-        "several publications",
-        events.TransitionBegun,
-        {"trigger": Trigger.CLOSE},
-        {"source": State.SUSPENDED},
-        "legal-transition",
-    ),
-    "another transition than was begun": (
-        "several publications",
-        events.TransitionCommitted,
-        {"trigger": Trigger.SUSPEND},
-        {"trigger": Trigger.RESUME},
-        "legal-transition",
-    ),
-    "a version that nobody published": (
-        "several publications",
-        events.RolloutAdmitted,
-        {"ticket": 4},
-        {"version": 7},
-        "version-monotonic",
-    ),
-    "a version that goes back": (
-        "several publications",
-        events.VersionAdvanced,
-        {"version": 2},
-        {"version": 0},
-        "version-monotonic",
-    ),
-    "a version other than the one begun": (
-        "several publications",
-        events.VersionAdvanced,
-        {"version": 2},
-        {"version": 5},
-        "version-monotonic",
-    ),
-    "another version before": (
-        "several publications",
-        events.VersionAdvanced,
-        {"version": 2},
-        {"previous": 0},
-        "version-monotonic",
-    ),
-    "an update that goes back": (
-        "several publications",
-        events.BeginUpdate,
-        {"target": 3},
-        {"target": 1, "label": "run:1"},
-        "version-advances",
-    ),
-    "an epoch that did not begin": ("several publications", events.PauseGeneration, {}, {"epoch": 9}, "epoch"),
-    "an engine that is not in the fleet": (
-        "several publications",
-        events.PauseGeneration,
-        {},
-        {"engine": "E9"},
-        "known-engine",
-    ),
-    "the wrong engine's answer": (
-        "several publications",
-        events.EnginePaused,
-        {"engine": "E1"},
-        {"engine": "E2"},
-        "one-fact-a-request",
-    ),
-    "another run's label": (
-        "several publications",
-        events.LabelVersion,
-        {"version": 1},
-        {"label": "other:1"},
-        "label",
-    ),
-    "the label of another version": (
-        "several publications",
-        events.FinishUpdate,
-        {"target": 1},
-        {"label": "run:2"},
-        "label",
-    ),
-    "weights of another version": (
-        "several publications",
-        events.TransferWeights,
-        {"target": 1},
-        {"target": 2, "label": "run:2"},
-        "version-monotonic",
-    ),
-    "a ticket given out again": (
-        "several publications",
-        events.RolloutAdmitted,
-        {"ticket": 4},
-        {"ticket": 3},
-        "ticket-once",
-    ),
-    "a ticket settled that is not out": (
-        "several publications",
-        events.RolloutSettled,
-        {"ticket": 13},
-        {"ticket": 99},
-        "ticket-once",
-    ),
-    "another version at admission": (
-        "several publications",
-        events.RolloutSettled,
-        {"ticket": 7},
-        {"admitted": 0},
-        "staleness",
-    ),
-    "a staleness that is not so": (
-        "several publications",
-        events.RolloutConsumed,
-        {"staleness": 1},
-        {"staleness": 0},
-        "staleness",
-    ),
-    "a rollout trained on that was rejected": (
-        "several publications",
-        events.RolloutConsumed,
-        {},
-        {"ticket": 13},
-        "ticket-once",
-    ),
-    "a generation to a fenced engine": (
-        "crashed engine",
-        events.GenerationSent,
-        {"version": 1, "engine": "E2"},
-        {"engine": "E1"},
-        "routing",
-    ),
-    "a generation without a ticket": (
-        "several publications",
-        events.GenerationSent,
-        {},
-        {"ticket": 50},
-        "admission",
-    ),
-    "a standing that it did not have": (
-        "several publications",
-        events.StandingChanged,
-        {"before": Standing.STALE},
-        {"before": Standing.LOST},
-        "standing",
-    ),
-    "service while partly written": (
-        "failed transfer",
-        events.StandingChanged,
-        {"reason": "weights are being written"},
-        {"after": Standing.SERVING},
-        "dirty-never-serves",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_value_is_seen_where_it_is(name: str) -> None:
-    """A value that cannot have been is told at its line, by the rule that it breaks."""
-    scenario, kind, wanted, forged, rule = FORGERIES[name]
-    trace = list(recording(scenario))
-    index = index_of(tuple(trace), kind, **wanted)
-    trace[index] = evolve(trace[index], **forged)
-    assert (index + 1, rule) in accusations(trace)
-
-
-LATER: dict[str, tuple[str, type[Event], dict[str, Any], dict[str, Any], type[Event], dict[str, Any], str]] = {
-    "a pause that did not happen": (
-        "several publications",
-        events.EnginePaused,
-        {"engine": "E1"},
-        {"outcome": Outcome.NOT_DONE},
-        events.ContinueGeneration,
-        {"engine": "E1"},
-        "pauses-matched",
-    ),
-    "a pause that is not known to have happened": (
-        "several publications",
-        events.EnginePaused,
-        {"engine": "E1"},
-        {"outcome": Outcome.UNKNOWN},
-        events.DebtSettled,
-        {"engine": "E1"},
-        "pauses-matched",
-    ),
-    "a pause that happened after all": (
-        "failed pause",
-        events.EnginePaused,
-        {"engine": "E1"},
-        {"outcome": Outcome.DONE},
-        events.DebtSettled,
-        {"engine": "E1"},
-        "pauses-matched",
-    ),
-    "a pause that left requests in the engine": (
-        "several publications",
-        events.EnginePaused,
-        {"engine": "E1"},
-        {"idle": False},
-        events.TransitionCommitted,
-        {"target": State.PAUSED},
-        "stopped",
-    ),
-    "a continue that did not happen": (
-        "several publications",
-        events.EngineContinued,
-        {"engine": "E1"},
-        {"outcome": Outcome.UNKNOWN},
-        events.DebtSettled,
-        {"engine": "E1"},
-        "pauses-matched",
-    ),
-    "an engine that has not proven its pause": (
-        "several publications",
-        events.PauseProven,
-        {"engine": "E2"},
-        {"outcome": Outcome.UNKNOWN},
-        events.BeginUpdate,
-        {"engine": "E2"},
-        "stopped",
-    ),
-    "a session that was not opened": (
-        "several publications",
-        events.UpdateBegun,
-        {"engine": "E2"},
-        {"outcome": Outcome.UNKNOWN},
-        events.TransitionCommitted,
-        {"target": State.UPDATING},
-        "session-open",
-    ),
-    "weights for a session that was not opened": (
-        "several publications",
-        events.UpdateBegun,
-        {"engine": "E2"},
-        {"outcome": Outcome.UNKNOWN},
-        events.TransferWeights,
-        {"engine": "E2"},
-        "session-open",
-    ),
-    "a fleet that is too small": (
-        "crashed engine",
-        events.LifecycleOpened,
-        {},
-        {"min_engines": 2},
-        events.TransitionBegun,
-        {"trigger": Trigger.FINISH_UPDATE},
-        "enough-reachable",
-    ),
-    "a bucket that did not arrive": (
-        "several publications",
-        events.WeightsTransferred,
-        {"engine": "E2"},
-        {"outcome": Outcome.NOT_DONE},
-        events.TransitionCommitted,
-        {"trigger": Trigger.TRANSFER},
-        "bucket-acknowledged",
-    ),
-    "weights that were not finished": (
-        "several publications",
-        events.UpdateFinished,
-        {"engine": "E2"},
-        {"outcome": Outcome.NOT_DONE},
-        events.VerifyWeights,
-        {"engine": "E2"},
-        "legal-order",
-    ),
-    "weights that did not pass verification": (
-        "several publications",
-        events.WeightsVerified,
-        {"engine": "E2"},
-        {"outcome": Outcome.NOT_DONE},
-        events.VersionAdvanced,
-        {},
-        "verified-before-commit",
-    ),
-    "a session that was not closed": (
-        "failed transfer",
-        events.UpdateAbandoned,
-        {"engine": "E2"},
-        {"outcome": Outcome.UNKNOWN},
-        events.TransitionCommitted,
-        {"trigger": Trigger.ABANDON_UPDATE},
-        "sessions-closed",
-    ),
-    "an engine that labels its tokens otherwise": (
-        "several publications",
-        events.VersionLabelled,
-        {"engine": "E1", "version": 1},
-        {"outcome": Outcome.NOT_DONE},
-        events.StandingChanged,
-        {"engine": "E1", "version": 1, "after": Standing.SERVING},
-        "fit-to-serve",
-    ),
-    "a cache of old weights": (
-        "several publications",
-        events.CacheFlushed,
-        {"engine": "E1", "version": 1},
-        {"outcome": Outcome.UNKNOWN},
-        events.StandingChanged,
-        {"engine": "E1", "version": 1, "after": Standing.SERVING},
-        "fit-to-serve",
-    ),
-    "an engine found paused": (
-        "several publications",
-        events.EngineProbed,
-        {"engine": "E1"},
-        {"paused": True},
-        events.TransitionCommitted,
-        {"trigger": Trigger.ATTACH},
-        "pauses-matched",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_a_forged_outcome_is_seen_where_it_was_relied_on(name: str) -> None:
-    """An outcome by itself may be true; what the lifecycle made of it gives the forgery away."""
-    scenario, kind, wanted, forged, later, there, rule = LATER[name]
-    trace = list(recording(scenario))
-    index = index_of(tuple(trace), kind, **wanted)
-    seen = index_of_after(trace, index, later, there)
-    trace[index] = evolve(trace[index], **forged)
-    assert (seen + 1, rule) in accusations(trace)
-
-
-def index_of_after(trace: list[Event], index: int, kind: type[Event], wanted: dict[str, Any]) -> int:
-    """Return where the first such event after `index` is."""
-    return index + 1 + index_of(tuple(trace[index + 1 :]), kind, **wanted)
-
-
 # ------------------------------------------------------------------------------------------------------ lines inserted
-
-
-def _inserted(trace: tuple[Event, ...], index: int, added: Sequence[Event]) -> list[Event]:
-    """Put events in before `index`, stamped like what stands there, with answers that belong to the request first."""
-    stamped: list[Event] = []
-    for event in added:
-        before = trace[index - 1]
-        number = 10_000 + len(stamped)
-        changes: dict[str, Any] = {"seq": number, "epoch": before.epoch, "version": before.version}
-        if isinstance(event, events.EngineFact):
-            changes["request"] = 10_000
-        stamped.append(evolve(event, **changes))
-    return renumbered([*trace[:index], *stamped, *trace[index:]])
 
 
 def test_a_second_pause_in_one_transition_is_seen() -> None:
@@ -525,7 +146,7 @@ def test_a_second_pause_in_one_transition_is_seen() -> None:
     trace = recording("several publications")
     end = index_of(trace, events.TransitionCommitted, target=State.PAUSED)
     again = [events.PauseGeneration(engine="E1"), events.EnginePaused(engine="E1", outcome=Outcome.DONE, idle=True)]
-    assert (end + 1, "pause-once") in accusations(_inserted(trace, end, again))
+    assert (end + 1, "pause-once") in accusations(inserted(trace, end, again))
 
 
 def test_a_dirty_engine_that_is_continued_is_seen() -> None:
@@ -533,14 +154,14 @@ def test_a_dirty_engine_that_is_continued_is_seen() -> None:
     trace = recording("closed while dirty")
     end = len(trace) - 1
     wake = [events.ContinueGeneration(engine="E1"), events.EngineContinued(engine="E1", outcome=Outcome.DONE)]
-    assert (end + 1, "dirty-never-continued") in accusations(_inserted(trace, end, wake))
+    assert (end + 1, "dirty-never-continued") in accusations(inserted(trace, end, wake))
 
 
 def test_a_debt_that_nothing_settles_is_seen() -> None:
     """Saying that a debt is settled does not settle it."""
     trace = recording("closed while dirty")
     end = len(trace) - 1
-    assert (end + 1, "pauses-matched") in accusations(_inserted(trace, end, [events.DebtSettled(engine="E1")]))
+    assert (end + 1, "pauses-matched") in accusations(inserted(trace, end, [events.DebtSettled(engine="E1")]))
 
 
 def test_a_pause_that_is_never_matched_is_seen() -> None:
@@ -560,7 +181,7 @@ def test_an_engine_left_paused_at_the_end_is_seen() -> None:
         events.TransitionBegun(trigger=Trigger.CLOSE, source=State.PAUSED),
         events.TransitionCommitted(trigger=Trigger.CLOSE, source=State.PAUSED, target=State.CLOSED),
     ]
-    forged = _inserted(trace[: paused + 1], paused + 1, ends)
+    forged = inserted(trace[: paused + 1], paused + 1, ends)
     assert accusations(forged) == [(paused + 3, "pauses-matched")] * 2
 
 
@@ -579,7 +200,7 @@ def test_an_admission_where_none_may_be_is_seen(state: State, evaluation: bool, 
     trace = recording("failed transfer")
     there = index_of(trace, events.TransitionCommitted, -1, target=state) + 1
     admission = events.RolloutAdmitted(ticket=-5 if evaluation else 99, evaluation=evaluation)
-    seen = (there + 1, "admission") in accusations(_inserted(trace, there, [admission]))
+    seen = (there + 1, "admission") in accusations(inserted(trace, there, [admission]))
     assert seen is accused
 
 
@@ -589,8 +210,8 @@ def test_a_generation_while_generation_is_held_is_seen() -> None:
     held = index_of(trace, events.GenerationHeld) + 1
     paused = index_of(trace, events.EnginePaused, engine="E1") + 1
     sent = events.GenerationSent(ticket=1, engine="E1")
-    assert accusations(_inserted(trace, held, [sent])) == [(held + 1, "held")]
-    assert accusations(_inserted(trace, paused, [sent])) == [(paused + 1, "held"), (paused + 1, "routing")]
+    assert accusations(inserted(trace, held, [sent])) == [(held + 1, "held")]
+    assert accusations(inserted(trace, paused, [sent])) == [(paused + 1, "held"), (paused + 1, "routing")]
 
 
 def test_a_gate_that_moves_without_moving_is_seen() -> None:
@@ -598,8 +219,8 @@ def test_a_gate_that_moves_without_moving_is_seen() -> None:
     trace = recording("several publications")
     closed = index_of(trace, events.SubmissionSuspended)
     held = index_of(trace, events.GenerationHeld)
-    assert (closed + 2, "submission") in accusations(_inserted(trace, closed + 1, [events.SubmissionSuspended()]))
-    assert (held + 2, "held") in accusations(_inserted(trace, held + 1, [events.GenerationHeld()]))
+    assert (closed + 2, "submission") in accusations(inserted(trace, closed + 1, [events.SubmissionSuspended()]))
+    assert (held + 2, "held") in accusations(inserted(trace, held + 1, [events.GenerationHeld()]))
 
 
 def test_a_trigger_that_does_not_exist_there_is_seen() -> None:
@@ -607,7 +228,7 @@ def test_a_trigger_that_does_not_exist_there_is_seen() -> None:
     trace = recording("several publications")
     between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
     begun = events.TransitionBegun(trigger=Trigger.RESUME, source=State.RUNNING)
-    assert (between + 1, "legal-transition") in accusations(_inserted(trace, between, [begun]))
+    assert (between + 1, "legal-transition") in accusations(inserted(trace, between, [begun]))
 
 
 def test_weights_that_are_at_risk_unsaid_are_seen() -> None:
@@ -616,6 +237,8 @@ def test_weights_that_are_at_risk_unsaid_are_seen() -> None:
     forged = without(trace, index_of(trace, events.EngineDirtied, engine="E1"))
     told = index_of(tuple(forged), events.WeightsTransferred, engine="E1")
     assert (told + 1, "dirty") in accusations(forged)
+    between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
+    assert accusations(inserted(trace, between, [events.EngineCleaned(engine="E1")])) == [(between + 1, "dirty")]
 
 
 def test_weights_for_a_bystander_are_seen() -> None:
@@ -624,8 +247,9 @@ def test_weights_for_a_bystander_are_seen() -> None:
     begun = index_of(trace, events.BeginUpdate, engine="E2")
     answered = index_of(trace, events.UpdateBegun, engine="E2")
     forged = renumbered([event for i, event in enumerate(trace) if i not in {begun, answered}])
-    sent = index_of(tuple(forged), events.TransferWeights, engine="E2")
-    assert (sent + 1, "session-open") in accusations(forged)
+    for kind in (events.TransferWeights, events.FinishUpdate):
+        asked = index_of(tuple(forged), kind, engine="E2")
+        assert (asked + 1, "session-open") in accusations(forged)
 
 
 def test_a_failed_pause_that_is_not_made_good_is_seen() -> None:
@@ -651,7 +275,7 @@ def test_more_rollouts_than_the_budget_holds_are_seen() -> None:
     trace = recording("several publications")
     full = index_of(trace, events.RolloutAdmitted, ticket=6) + 1
     admission = events.RolloutAdmitted(ticket=7)
-    assert (full + 1, "staleness-capacity") in accusations(_inserted(trace, full, [admission]))
+    assert (full + 1, "staleness-capacity") in accusations(inserted(trace, full, [admission]))
 
 
 def test_a_rollout_that_is_too_old_is_seen() -> None:
@@ -662,14 +286,14 @@ def test_a_rollout_that_is_too_old_is_seen() -> None:
     assert isinstance(discarded, events.RolloutDiscarded)
     assert discarded.staleness == 2
     consumed = events.RolloutConsumed(ticket=discarded.ticket, staleness=2)
-    assert (old + 1, "staleness") in accusations(_inserted(trace, old, [consumed]))
+    assert (old + 1, "staleness") in accusations(inserted(trace, old, [consumed]))
 
 
 def test_a_ticket_settled_twice_is_seen() -> None:
     """A ticket comes back once: returning its capacity twice makes counters drift."""
     trace = recording("several publications")
     settled = index_of(trace, events.RolloutSettled)
-    assert (settled + 2, "ticket-once") in accusations(_inserted(trace, settled + 1, [trace[settled]]))
+    assert (settled + 2, "ticket-once") in accusations(inserted(trace, settled + 1, [trace[settled]]))
 
 
 def test_an_operation_within_another_is_seen() -> None:
@@ -677,7 +301,7 @@ def test_an_operation_within_another_is_seen() -> None:
     trace = recording("several publications")
     within = index_of(trace, events.GenerationHeld)
     begun = events.TransitionBegun(trigger=Trigger.RECOVER, source=State.SUSPENDED)
-    assert (within + 1, "one-at-a-time") in accusations(_inserted(trace, within, [begun]))
+    assert (within + 1, "one-at-a-time") in accusations(inserted(trace, within, [begun]))
 
 
 def test_a_request_outside_of_every_transition_is_seen() -> None:
@@ -686,8 +310,8 @@ def test_a_request_outside_of_every_transition_is_seen() -> None:
     between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
     flush = [events.FlushCache(engine="E1"), events.CacheFlushed(engine="E1", outcome=Outcome.DONE)]
     abort = [events.AbortGeneration(engine="E1"), events.GenerationAborted(engine="E1", outcome=Outcome.DONE)]
-    assert accusations(_inserted(trace, between, flush)) == [(between + 1, "legal-order")]
-    assert accusations(_inserted(trace, between, abort)) == []
+    assert accusations(inserted(trace, between, flush)) == [(between + 1, "legal-order")]
+    assert accusations(inserted(trace, between, abort)) == []
 
 
 def test_a_fault_without_need_is_seen() -> None:
@@ -695,7 +319,7 @@ def test_a_fault_without_need_is_seen() -> None:
     trace = recording("several publications")
     between = index_of(trace, events.TransitionCommitted, trigger=Trigger.RESUME) + 1
     begun = events.TransitionBegun(trigger=Trigger.FAULT, source=State.RUNNING)
-    assert (between + 1, "too-few-left") in accusations(_inserted(trace, between, [begun]))
+    assert (between + 1, "too-few-left") in accusations(inserted(trace, between, [begun]))
 
 
 def test_a_request_to_a_lost_engine_is_seen() -> None:
@@ -704,7 +328,7 @@ def test_a_request_to_a_lost_engine_is_seen() -> None:
     lost = index_of(trace, events.StandingChanged, after=Standing.LOST)
     leave = index_of_after(list(trace), lost, events.CloseTransfer, {})
     pair = [events.CloseTransfer(engine="E1"), events.TransferClosed(engine="E1", outcome=Outcome.DONE)]
-    assert (leave + 1, "lost-takes-no-part") in accusations(_inserted(trace, leave, pair))
+    assert (leave + 1, "lost-takes-no-part") in accusations(inserted(trace, leave, pair))
 
 
 def test_an_empty_trace_is_sound_and_says_nothing() -> None:

@@ -55,7 +55,7 @@ class EmbeddedEngine:
         host: str = "127.0.0.1",
         port: int = 0,
         name: str | None = None,
-        start_seconds: float = 60.0,
+        start_seconds: float = 120.0,
         stop_seconds: float = 10.0,
         options: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,

@@ -16,7 +16,7 @@ DIALECT = "vllm"
 
 
 def completions(wire: VLLM, name: str) -> Flight:
-    """A long streaming request of the other route."""
+    """Send a long streaming request of the other route."""
     body = {"prompt": PROMPT, "max_tokens": wire.long, "temperature": 0, "ignore_eos": True, "stream": True}
     return wire.later("/v1/completions", body, {"X-Request-Id": name}).begun()
 
@@ -59,23 +59,24 @@ def test_a_generation_needs_its_content_type_and_an_abort_does_not(wire: VLLM) -
 
 def test_a_completion_goes_by_its_prefix_name_and_index(wire: VLLM) -> None:
     """Not by the name that the client gave, and not by the id in the answer."""
-    flight = completions(wire, "mine")
-    assert flight.events[0]["id"] == "cmpl-mine"
-    for wrong in ("mine", "cmpl-mine"):
+    mine = wire.named("mine")
+    flight = completions(wire, mine)
+    assert flight.events[0]["id"] == f"cmpl-{mine}"
+    for wrong in (mine, f"cmpl-{mine}"):
         wire.post("/abort_requests", {"request_ids": [wrong]})
         assert flight.goes_on()
-    wire.post("/abort_requests", {"request_ids": ["cmpl-mine-0"]})
+    wire.post("/abort_requests", {"request_ids": [f"cmpl-{mine}-0"]})
     last: Any = flight.answer().body[-2:]
     assert (last[0]["choices"][0]["finish_reason"], last[1]) == ("abort", "[DONE]")
 
 
 def test_a_generation_by_tokens_goes_by_the_id_in_its_answer(wire: VLLM) -> None:
     """The name that the client gave, behind a prefix."""
-    flight = wire.fly(name="mine")
-    assert flight.events[0]["request_id"] == "generate-tokens-mine"
-    wire.post("/abort_requests", {"request_ids": ["mine"]})
+    flight, mine = wire.fly(name="mine"), wire.named("mine")
+    assert flight.events[0]["request_id"] == f"generate-tokens-{mine}"
+    wire.post("/abort_requests", {"request_ids": [mine]})
     assert flight.goes_on()
-    wire.post("/abort_requests", {"request_ids": ["generate-tokens-mine"]})
+    wire.post("/abort_requests", {"request_ids": [f"generate-tokens-{mine}"]})
     assert flight.completed().finish == "abort"
 
 

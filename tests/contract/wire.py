@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -47,6 +48,7 @@ class Wire(ABC):
         self.server = server
         self.patience = server.kind.patience
         self._flights: list[Flight] = []
+        self._salt = uuid.uuid4().hex[:8]
         # Nothing here is encrypted, and loading certificate authorities would take longer than most tests.
         self._http = httpx.Client(
             base_url=server.url,
@@ -82,6 +84,10 @@ class Wire(ABC):
         for flight in self._flights:
             flight.hang_up()
         self._flights.clear()
+
+    def named(self, name: str) -> str:
+        """Make a name this client's own: a server that notices late that a client is gone aborts by its name."""
+        return f"{self._salt}-{name}"
 
     def exchange(self) -> None:
         """Do some calls that every state answers: by their end the server has read whatever was sent before."""
@@ -208,7 +214,9 @@ class SGLang(Wire):
     ) -> Flight:
         params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         body: dict[str, Any] = {"input_ids": prompt, "sampling_params": params, "stream": stream}
-        return self._fly("/generate", body if name is None else {**body, "rid": name}, read=_sglang_completed)
+        return self._fly(
+            "/generate", body if name is None else {**body, "rid": self.named(name)}, read=_sglang_completed
+        )
 
     def fly(self, *, stream: bool = True, name: str | None = None, tokens: int | None = None) -> Flight:
         self.post("/slow_down", {"forward_sleep_time": self._SLOW})
@@ -230,7 +238,7 @@ class SGLang(Wire):
         return {200: False, 503: True}[self.get("/ready").status]
 
     def abort(self, name: str) -> Answer:
-        return self.post("/abort_request", {"rid": name})
+        return self.post("/abort_request", {"rid": self.named(name)})
 
     def abort_all(self) -> Answer:
         return self.post("/abort_request", {"abort_all": True})
@@ -292,7 +300,7 @@ class VLLM(Wire):
     ) -> Flight:
         params = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         body: dict[str, Any] = {"token_ids": prompt, "sampling_params": params, "stream": stream}
-        headers = {} if name is None else {"X-Request-Id": name}
+        headers = {} if name is None else {"X-Request-Id": self.named(name)}
         return self._fly("/inference/v1/generate", body, headers=headers, read=_vllm_completed)
 
     def pause(self, mode: str, **query: Any) -> Answer:
@@ -308,7 +316,7 @@ class VLLM(Wire):
         return bool(self.get("/is_paused").body["is_paused"])
 
     def abort(self, name: str) -> Answer:
-        return self.post("/abort_requests", {"request_ids": [f"generate-tokens-{name}"]})
+        return self.post("/abort_requests", {"request_ids": [f"generate-tokens-{self.named(name)}"]})
 
     def abort_all(self) -> Answer:
         return self.post("/abort_requests", {})

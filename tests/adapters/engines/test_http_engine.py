@@ -1,76 +1,17 @@
 """The HTTP driver against a real local server that misbehaves as scripted, on asyncio and on trio."""
 
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from adapters.engines import HttpEngine, SGLangEngine, VLLMEngine
-from adapters.engines.dialect import Lane
-from adapters.engines.sglang import SGLang
-from lifecycle import errors
+from adapters.engines import SGLangEngine
 from lifecycle import events as e
-from lifecycle.fleet import EngineFacts
-from lifecycle.generation import GenerationRequest
 from lifecycle.states import Outcome, PauseMode
 
-from .wire_server import Heard, Script, WireServer, answering, reply, serving, until_gone
-
-FACTS = EngineFacts(name="E1")
-CONTINUE = e.ContinueGeneration()  # one idempotent call
-FINISH = e.FinishUpdate(kind="broadcast", label="run:8")  # one call that is never repeated
-OK = reply({"status": "ok"})
-TOKENS = reply(
-    {
-        "output_ids": [7],
-        "meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 7, None]]},
-    }
-)
-REQUEST = GenerationRequest(input_ids=[1, 2], max_new_tokens=4)
-SOON = 30.0
-"""Seconds after which a test that ought to be done long ago fails."""
-
-
-@asynccontextmanager
-async def engine_on(script: Script, **options: Any) -> AsyncIterator[tuple[HttpEngine, WireServer]]:
-    """Serve `script`, and yield an SGLang engine on it."""
-    with anyio.fail_after(SOON):
-        async with serving(script) as server:
-            engine = SGLangEngine(server.url, **options)
-            try:
-                yield engine, server
-            finally:
-                await engine.aclose()
-
-
-def busy(engine: HttpEngine) -> int:
-    """Return how many requests are in flight."""
-    return sum(lane.busy for lane in engine._lanes.values())
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def drop(_heard: Heard, _stream: SocketStream) -> bool:
-    """Close the connection without an answer."""
-    return False
-
-
-async def hold(_heard: Heard, stream: SocketStream) -> bool:
-    """Never answer."""
-    await until_gone(stream)
-    return False
-
-
-# ------------------------------------------------------------------------------------------------------------ outcomes
+from .http_stage import CONTINUE, FACTS, FINISH, OK, drop, engine_on, hold
+from .wire_server import Heard, WireServer, answering, reply
 
 
 @pytest.mark.anyio
@@ -98,12 +39,14 @@ async def test_a_path_prefix_and_a_query_are_kept() -> None:
 async def test_a_refused_connection_is_not_done_and_nothing_was_sent() -> None:
     """Where nobody listens nothing was done, however often it was tried, and `sent` is not called."""
     sent: list[int] = []
-    engine = SGLangEngine(f"http://127.0.0.1:{free_port()}")
-    for request in (CONTINUE, FINISH):
-        ack = await engine.perform(request, FACTS, timeout=5, sent=lambda: sent.append(1))
-        assert (ack.outcome, ack.unreachable) == (Outcome.NOT_DONE, True)
-    assert sent == []
-    await engine.aclose()
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # and never listens: the port is refused, and nobody else can take it
+        engine = SGLangEngine(f"http://127.0.0.1:{unheard.getsockname()[1]}")
+        for request in (CONTINUE, FINISH):
+            ack = await engine.perform(request, FACTS, timeout=5, sent=lambda: sent.append(1))
+            assert (ack.outcome, ack.unreachable) == (Outcome.NOT_DONE, True)
+        assert sent == []
+        await engine.aclose()
 
 
 @pytest.mark.anyio
@@ -207,9 +150,6 @@ async def test_a_request_that_no_engine_is_asked_raises() -> None:
         await engine.perform(e.Settle(), FACTS, timeout=1)
 
 
-# ----------------------------------------------------------------------------------------------------------------- sent
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("request_", [CONTINUE, FINISH, e.FlushCache()])
 async def test_sent_is_called_before_the_answer_is_awaited(request_: e.Request) -> None:
@@ -240,297 +180,3 @@ async def test_sent_is_called_once_however_many_calls_and_repetitions() -> None:
         pause = e.PauseGeneration(mode=PauseMode.RETRACT)
         ack = await engine.perform(pause, FACTS, timeout=5, sent=lambda: sent.append(1))
     assert (ack.stopped, len(server.heard), sent) == (True, 3, [1])
-
-
-# ---------------------------------------------------------------------------------------------------------- connections
-
-
-@pytest.mark.anyio
-async def test_connections_are_kept_between_idempotent_calls() -> None:
-    """An idle connection is used again."""
-    async with engine_on(answering(OK)) as (engine, server):
-        for _ in range(3):
-            assert (await engine.perform(CONTINUE, FACTS, timeout=5)).done
-        assert server.connections == 1
-
-
-@pytest.mark.anyio
-async def test_a_call_that_is_never_repeated_has_a_connection_of_its_own() -> None:
-    """What can't be repeated is not trusted to a connection that may be dead."""
-    async with engine_on(answering(OK)) as (engine, server):
-        await engine.perform(CONTINUE, FACTS, timeout=5)
-        assert (await engine.perform(FINISH, FACTS, timeout=5)).done
-        assert server.connections == 2
-        assert server.heard[1].headers["connection"] == "close"
-
-
-@pytest.mark.anyio
-async def test_a_dead_idle_connection_is_replaced() -> None:
-    """A server that closed the kept connection, or closes it on the next request, does not fail that request."""
-
-    async def script(heard: Heard, stream: SocketStream) -> bool:
-        if heard.connection == 0 and heard.number == 1:
-            return False
-        await stream.send(OK)
-        return heard.connection == 0
-
-    async with engine_on(script) as (engine, server):
-        for _ in range(4):
-            assert (await engine.perform(CONTINUE, FACTS, timeout=5)).done
-        assert server.connections == 4
-
-
-@pytest.mark.anyio
-async def test_a_connection_is_not_used_again_after_a_500() -> None:
-    """A server may close the socket after a 500 without saying so: the next call would be lost."""
-    async with engine_on(answering(reply({"message": "boom"}, 500), OK)) as (engine, server):
-        assert (await engine.perform(CONTINUE, FACTS, timeout=5)).outcome is Outcome.UNKNOWN
-        assert (await engine.perform(CONTINUE, FACTS, timeout=5)).done
-        assert [heard.connection for heard in server.heard] == [0, 1]
-
-
-@pytest.mark.anyio
-async def test_control_does_not_wait_behind_generation() -> None:
-    """However many generations are in flight, a control call goes out at once."""
-
-    async def script(heard: Heard, stream: SocketStream) -> bool:
-        if heard.line == "POST /generate":
-            await until_gone(stream)
-        await stream.send(OK)
-        return True
-
-    async with engine_on(script) as (engine, server), anyio.create_task_group() as tasks:
-        for _ in range(150):
-            tasks.start_soon(_generate_until_cancelled, engine)
-        await server.until(lambda: len(server.heard) == 150)
-        assert (await engine.perform(CONTINUE, FACTS, timeout=10)).done
-        tasks.cancel_scope.cancel()
-
-
-async def _generate_until_cancelled(engine: HttpEngine) -> None:
-    await engine.generate(REQUEST, timeout=SOON)
-
-
-@pytest.mark.anyio
-async def test_cancelled_calls_leave_nothing_behind() -> None:
-    """200 calls cancelled at every stage, also while connecting, close their connections and hold no slot."""
-    answered = anyio.Event()
-
-    async def script(heard: Heard, stream: SocketStream) -> bool:
-        if not answered.is_set():
-            await until_gone(stream)
-        await stream.send(TOKENS if heard.line == "POST /generate" else OK)
-        return True
-
-    async with engine_on(script) as (engine, server):
-        async with anyio.create_task_group() as tasks:
-            for index in range(200):
-                tasks.start_soon(_generate_until_cancelled, engine)
-                if index % 20 == 0:
-                    await anyio.lowlevel.checkpoint()
-            await server.until(lambda: len(server.heard) >= 50)
-            tasks.cancel_scope.cancel()
-        assert busy(engine) == 0
-        await server.until(lambda: server.open == 0)
-        answered.set()
-        assert (await engine.generate(REQUEST, timeout=5)).output_ids == (7,)
-        assert (await engine.perform(CONTINUE, FACTS, timeout=5)).done
-
-
-@pytest.mark.anyio
-async def test_cancellation_reaches_the_caller() -> None:
-    """A cancelled caller gets its cancellation, also when it cancels itself with a deadline."""
-    async with engine_on(hold) as (engine, _):
-        with anyio.move_on_after(0.05) as scope:
-            await engine.perform(CONTINUE, FACTS, timeout=SOON)
-        assert scope.cancelled_caught
-
-
-@pytest.mark.anyio
-async def test_closing_ends_what_is_in_flight_and_can_be_repeated() -> None:
-    """A closed engine's requests end without a reply; closing twice is closing once; a later call connects anew."""
-    outcomes: list[Outcome] = []
-    answer_now = anyio.Event()
-
-    async def script(_heard: Heard, stream: SocketStream) -> bool:
-        if not answer_now.is_set():
-            await until_gone(stream)
-        await stream.send(OK)
-        return True
-
-    async with engine_on(script) as (engine, server):
-
-        async def finish() -> None:
-            outcomes.append((await engine.perform(FINISH, FACTS, timeout=SOON)).outcome)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(finish)
-            await server.until(lambda: len(server.heard) == 1)
-            await engine.aclose()
-            await engine.aclose()
-        answer_now.set()
-        assert (await engine.perform(CONTINUE, FACTS, timeout=5)).done
-    assert outcomes == [Outcome.UNKNOWN]
-
-
-@pytest.mark.anyio
-async def test_idle_connections_are_bounded() -> None:
-    """A burst of control calls does not leave a connection each."""
-    async with engine_on(answering(OK)) as (engine, server):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(20):
-                tasks.start_soon(_continue, engine)
-        assert len(server.heard) == 20
-        assert engine._lanes[Lane.CONTROL].idle <= 4
-
-
-async def _continue(engine: HttpEngine) -> None:
-    assert (await engine.perform(CONTINUE, FACTS, timeout=SOON)).done
-
-
-def test_an_engine_outlives_its_event_loop(anyio_backend: str) -> None:
-    """Connections belong to an event loop, the engine does not: a second loop connects anew."""
-    engines: list[HttpEngine] = []
-
-    async def once() -> None:
-        async with serving(answering(OK)) as server:
-            engine = SGLangEngine(server.url) if not engines else engines[0]
-            engines.append(engine)
-            engine._base = server.url
-            assert (await engine.perform(CONTINUE, FACTS, timeout=5)).done
-            await engine.aclose()
-
-    anyio.run(once, backend=anyio_backend)
-    anyio.run(once, backend=anyio_backend)
-
-
-# ----------------------------------------------------------------------------------------------------------- generation
-
-
-@pytest.mark.anyio
-async def test_a_generation_comes_back_with_its_engine() -> None:
-    """A segment names the engine that made it."""
-    async with engine_on(answering(TOKENS), name="left") as (engine, _):
-        segment = await engine.generate(REQUEST, timeout=5)
-    assert (segment.output_ids, segment.logprobs, segment.engine) == ((7,), (-0.5,), "left")
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("answer", [b"", reply({"message": "boom"}, 503), reply(text="?"), reply({"x": 1})])
-async def test_an_engine_that_does_not_generate_is_unavailable(answer: bytes) -> None:
-    """The error names the engine, so that the generation can go on at another."""
-
-    async def script(_heard: Heard, stream: SocketStream) -> bool:
-        await stream.send(answer)
-        return False
-
-    async with engine_on(script, name="left") as (engine, _):
-        with pytest.raises(errors.EngineUnavailable, match=r"^left did not answer") as caught:
-            await engine.generate(REQUEST, timeout=5)
-    assert caught.value.engine == "left"
-
-
-@pytest.mark.anyio
-async def test_a_late_generation_is_unavailable() -> None:
-    """A generation that does not end in time is given up, and its connection with it."""
-    async with engine_on(hold) as (engine, server):
-        with pytest.raises(errors.EngineUnavailable, match="no reply in time"):
-            await engine.generate(REQUEST, timeout=0.1)
-        await server.until(lambda: server.open == 0)
-
-
-@pytest.mark.anyio
-async def test_a_refused_generation_says_why() -> None:
-    """A 4xx is the caller's, in the server's words."""
-    async with engine_on(answering(reply({"message": "prompt is too long"}, 400))) as (engine, _):
-        with pytest.raises(errors.GenerationRefused, match="prompt is too long"):
-            await engine.generate(REQUEST, timeout=5)
-
-
-# -------------------------------------------------------------------------------------------------- names and secrets
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("how", ["key", "url"])
-async def test_credentials_are_sent_and_never_shown(how: str) -> None:
-    """A server that echoes the credentials does not get them into a detail, an error, a name or a repr."""
-    secret = "s3cr3t-of-mine"  # noqa: S105 - it is what must not be shown
-
-    async def echo(heard: Heard, stream: SocketStream) -> bool:
-        await stream.send(reply({"message": f"{heard.headers['authorization']} {secret}"}, 401))
-        return True
-
-    async with engine_on(echo) as (_, server):
-        if how == "key":
-            engine = SGLangEngine(server.url, api_key=secret)
-        else:
-            engine = SGLangEngine(server.url.replace("http://", f"http://me:{secret}@"))
-        ack = await engine.perform(CONTINUE, FACTS, timeout=5)
-        with pytest.raises(errors.GenerationRefused) as caught:
-            await engine.generate(REQUEST, timeout=5)
-        await engine.aclose()
-        sent = server.heard[0].headers["authorization"]
-    token = sent.split(" ")[1]
-    assert sent.split(" ")[0] == ("Bearer" if how == "key" else "Basic")
-    shown = f"{ack} {caught.value} {engine!r} {engine.name}"
-    assert "***" in ack.detail
-    assert secret not in shown
-    assert token not in shown
-
-
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("http://10.0.0.1:8000", "10.0.0.1:8000"),
-        ("http://10.0.0.1:8000/", "10.0.0.1:8000"),
-        ("https://engine", "engine:443"),
-        ("http://engine/a/b", "engine:80/a/b"),
-        ("http://me:pass@engine:8000", "engine:8000"),
-        ("http://[::1]:8000", "[::1]:8000"),
-    ],
-)
-def test_the_name_is_host_port_and_path(url: str, name: str) -> None:
-    """A name tells engines apart and holds no credentials."""
-    engine = HttpEngine(url, SGLang())
-    assert (engine.name, HttpEngine(url, SGLang(), name="left").name) == (name, "left")
-    assert repr(engine) == f"HttpEngine(name='{name}', kind='sglang')"
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("10.0.0.1:8000", "http://"),
-        ("ftp://me:hush@engine", "not 'ftp'"),
-        ("http://", "no host"),
-        ("http://me:hush@engine:99999", "port"),
-        ("http://me:hush@engine?x=1", "no query"),
-        ("http://me:hush@engine#x", "no query"),
-        ("", "http://"),
-    ],
-)
-def test_a_senseless_url_is_refused_without_repeating_it(url: str, words: str) -> None:
-    """The error says what is wrong; it does not show a password."""
-    with pytest.raises(ValueError, match=words) as caught:
-        SGLangEngine(url)
-    assert "hush" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "options", [{"api_key": ""}, {"api_key": "a\nb"}, {"api_key": "ключ"}, {"name": ""}, {"retries": -1}]
-)
-def test_senseless_options_are_refused(options: dict[str, Any]) -> None:
-    """What can't work is refused when the engine is made."""
-    with pytest.raises(ValueError, match=r"api_key|name|retries"):
-        SGLangEngine("http://engine:1", **options)
-
-
-def test_credentials_are_given_once() -> None:
-    """Two sets of credentials are a mistake."""
-    with pytest.raises(ValueError, match="choose one"):
-        SGLangEngine("http://me:x@engine:1", api_key="k")
-
-
-def test_each_server_has_its_capabilities() -> None:
-    """An engine can do what its dialect can."""
-    assert PauseMode.IN_PLACE in SGLangEngine("http://e:1").capabilities.pause_modes
-    assert VLLMEngine("http://e:1").capabilities.at_risk_from_begin == {"broadcast"}

@@ -16,6 +16,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
 sys.path.insert(0, str(Path(__file__).with_name("shim")))
@@ -26,7 +27,8 @@ _APPLE_ONLY = (
     'if sys.platform != "darwin" or platform.machine() != "arm64":',
     "if not torch.backends.mps.is_available():",
 )
-_operators = torch.library.Library("torchvision", "DEF")
+_library: Any = torch.library  # untyped
+_operators = _library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

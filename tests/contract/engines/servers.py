@@ -153,8 +153,10 @@ class Server:
 
 def _guarding(group: int) -> subprocess.Popen[bytes]:
     """Start what ends the group when this process is gone, however that comes about."""
-    script = 'cat > /dev/null; kill -KILL -- "-$1"'
-    return subprocess.Popen(["sh", "-c", script, "sh", str(group)], stdin=subprocess.PIPE, process_group=0)
+    script = "import os, sys; sys.stdin.buffer.read(); os.killpg(int(sys.argv[1]), 9)"
+    command = [sys.executable, "-S", "-c", script, str(group)]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, process_group=0)
 
 
 def _signal(group: int, number: signal.Signals) -> None:

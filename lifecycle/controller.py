@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from . import events as e
 from .cohort import Cohort, FleetPolicy, Intent
@@ -65,8 +65,8 @@ class Lifecycle:
         """
         if not name or any(c.isspace() for c in name):
             raise ValueError(f"name must be a word, got {name!r}")
-        if initial_version is not None and initial_version < 0:
-            raise ValueError(f"initial_version must be at least 0, got {initial_version}")
+        if initial_version is not None:
+            _a_version(initial_version)
         self.budget = budget if budget is not None else Unlimited()
         if initial_version and not self.budget.submitted and self.budget.version != initial_version:
             self.budget.restore(initial_version)
@@ -142,7 +142,12 @@ class Lifecycle:
                 await self.resume()
             else:
                 level = logging.INFO if self.version is None else logging.WARNING
-                _log.log(level, "attached, but submission stays closed: %s", self.why_not(Trigger.RESUME))
+                _log.log(
+                    level,
+                    "attached, but submission stays closed: %s. Publish, then resume(); or say by initial_version what "
+                    "the engines hold already",
+                    self.why_not(Trigger.RESUME),
+                )
         except BaseException:
             await self.close()
             raise
@@ -281,14 +286,15 @@ class Lifecycle:
     def consume(self, tickets: Iterable[Ticket]) -> tuple[int, ...]:
         """Record that a training step takes these accepted rollouts. Returns the staleness of each, in versions.
 
-        Raises `ValueError` for a ticket that was not accepted.
+        Raises `ValueError` for a ticket that was not accepted, or has left the buffer before.
         """
         return self._context.gate.consume(tuple(tickets))
 
     def discard(self, tickets: Iterable[Ticket]) -> tuple[int, ...]:
         """Record that these accepted rollouts are dropped, too old for instance. Their capacity is free at once.
 
-        Returns the staleness of each, in versions. Raises `ValueError` for a ticket that was not accepted.
+        Returns the staleness of each, in versions. Raises `ValueError` for a ticket that was not accepted, or has left
+        the buffer before.
         """
         return self._context.gate.discard(tuple(tickets))
 
@@ -346,13 +352,14 @@ class Lifecycle:
 
         Raises `PublicationFailed` or `PauseFailed` with the version not advanced: then engines that may be partly
         written are fenced and stay paused, the others go on where they are enough, and publishing again, under the same
-        version, cures the fleet. After the commit point nothing is raised: engines that cannot follow are fenced, and
-        the report names them.
+        version, cures the fleet; after `recover()` where too few engines are left. `ValueError` for a version that is
+        no int of at least 0. After the commit point nothing is raised: engines that cannot follow are fenced, and the
+        report names them.
 
         Cancellation: as for a failure before the commit point; carried to its end after it.
         """
         mode = self._usable(mode)
-        intent = Intent(mode=mode, target=version, resume=resume)
+        intent = Intent(mode=mode, target=_a_version(version), resume=resume)
 
         async def work() -> PublishReport:
             return await self._publisher.publish(source, intent, transfer or self._transfer, consumed)
@@ -366,7 +373,7 @@ class Lifecycle:
 
         Cancellation: as for a failure.
         """
-        intent = Intent(target=version)
+        intent = Intent(target=_a_version(version))
         await self._turn.take(lambda: self._publisher.begin(intent, transfer or self._transfer))
 
     async def transfer(self, source: WeightSource) -> int:
@@ -429,3 +436,10 @@ class Lifecycle:
             if event.after is Standing.LOST:
                 self._context.segments.interrupt(event.engine)
             self._context.segments.changed.give()
+
+
+def _a_version(version: Any) -> int:
+    """Return `version`, or raise `ValueError` before anything is done with it."""
+    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        raise ValueError(f"version must be an int of at least 0, got {version!r}")
+    return int(version)

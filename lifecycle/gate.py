@@ -125,9 +125,12 @@ class SubmissionGate:
     ) -> tuple[int, ...]:
         if odd := [ticket.id for ticket in tickets if not ticket.accepted]:
             raise ValueError(f"tickets {odd[:5]} were not accepted")
+        if len({id(ticket) for ticket in tickets}) < len(tickets) or any(ticket.left_buffer for ticket in tickets):
+            raise ValueError("a ticket leaves the buffer once: it was consumed or discarded before, or is given twice")
         version = self._cohort.version or 0
         staleness = tuple(version - (ticket.version or 0) for ticket in tickets)
         for ticket, versions in zip(tickets, staleness, strict=True):
+            ticket.left_buffer = True
             self._recorder.emit(kind, ticket=ticket.id, staleness=versions)
         return staleness
 

@@ -169,6 +169,8 @@ class Publisher:
                 error.add_note(f"on the way back: {further}")
 
         interruption = await to_the_end(back)
+        if self._machine.state is State.FAULTED:
+            error.add_note("the lifecycle is FAULTED: too few engines are left; recover(), then publish again")
         # What could not be restored now is restored by the publication that cures the fleet.
         self._wanted = found if self._machine.state is not found else None
         if interruption is not None:

@@ -27,6 +27,8 @@ class Ticket:
     _settle: Callable[["Ticket", bool], None] = field(default=lambda _ticket, _accepted: None, repr=False)
     accepted: bool | None = field(default=None, init=False)
     """`None` while the rollout runs."""
+    left_buffer: bool = field(default=False, init=False)
+    """Training took the accepted rollout, or dropped it."""
 
     def accept(self) -> None:
         """Return the ticket with a rollout that training will use. Raises `TicketSettled` if it was rejected."""

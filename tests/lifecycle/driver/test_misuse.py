@@ -1,0 +1,50 @@
+"""What makes no sense is refused before anything is done with it."""
+
+from typing import Any
+
+import pytest
+
+from lifecycle import Lifecycle, StalenessBudget, State
+from lifecycle.testing import ScriptedEngine, ScriptedTransfer
+
+pytestmark = pytest.mark.anyio
+
+
+class Source:
+    """A source that the scripted transfer does not look at."""
+
+    def tensors(self) -> list[tuple[str, Any]]:
+        """Yield nothing."""
+        return []
+
+
+@pytest.mark.parametrize("version", [7.5, "7", None, True, -1])
+async def test_a_version_that_is_no_version_is_refused_before_anything_is_paused(version: Any) -> None:
+    """`publish` and `begin_update` raise ValueError and send nothing; a good version goes on as if nothing had been."""
+    engine = ScriptedEngine("E1")
+    async with Lifecycle([engine], transfer=ScriptedTransfer()) as lifecycle:
+        sent = len(engine.requests)
+        with pytest.raises(ValueError, match="version must be an int of at least 0"):
+            await lifecycle.publish(Source(), version=version)
+        with pytest.raises(ValueError, match="version must be an int of at least 0"):
+            await lifecycle.begin_update(version=version)
+        assert (len(engine.requests), lifecycle.state, lifecycle.version) == (sent, State.RUNNING, 0)
+        await lifecycle.publish(Source(), version=1)
+        assert lifecycle.version == 1
+    assert engine.violations == []
+
+
+async def test_a_rollout_leaves_the_buffer_once() -> None:
+    """A second consume or discard of a ticket is refused, so that capacity is not freed twice."""
+    budget = StalenessBudget(batch_size=1, max_staleness=0)
+    async with Lifecycle([ScriptedEngine("E1")], budget=budget) as lifecycle:
+        async with lifecycle.admit() as ticket:
+            ticket.accept()
+        assert budget.capacity() == 0
+        with pytest.raises(ValueError, match="leaves the buffer once"):
+            lifecycle.consume([ticket, ticket])
+        assert lifecycle.discard([ticket]) == (0,)
+        for leave in (lifecycle.discard, lifecycle.consume):
+            with pytest.raises(ValueError, match="leaves the buffer once"):
+                leave([ticket])
+        assert budget.capacity() == 1

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 from adapters.engines.dialect import Lane, Reply
 from adapters.engines.sglang import SGLang
@@ -11,37 +10,23 @@ from lifecycle import errors
 from lifecycle import events as e
 from lifecycle.fleet import EngineFacts
 from lifecycle.generation import GenerationRequest, Segment, VersionSpan
-from lifecycle.ports import Acknowledgement, EngineReport
+from lifecycle.ports import EngineReport
 from lifecycle.states import Outcome, PauseMode
 
 from .dialogue import BUCKET, CHANNEL, CLEAN, CUT, LATE, REFUSED, answer, converse, lines, words
-
-PAUSED = evolve(CLEAN, paused=True)
-OK = answer({"status": "ok", "message": "Generation paused successfully."})
-TAKEN = answer({"success": True, "message": "ok"})
-MODEL = answer({"model_path": "tiny", "weight_version": "run:7"})
-SERVER = answer({"version": "0.5.23", "random_seed": 41, "tp_size": 2, "pp_size": 1, "dp_size": 1})
-ROUTES = answer({"paths": {"/begin_weight_update": {}, "/end_weight_update": {}}})
-OLD_ROUTES = answer({"paths": {"/update_weights_from_distributed": {}}})
-READY, NOT_READY, NOT_FOUND = answer({}), words("", 503), answer({"detail": "Not Found"}, 404)
-NO_SESSION = answer({"success": False, "message": "no weight-update session is open; call begin_..."}, 400)
-UNFLUSHED = answer({"success": False, "message": "Weights were updated, but the cache was not flushed because"}, 400)
-
-
-def probed(*replies: Reply) -> tuple[SGLang, Acknowledgement]:
-    """Return a dialect and what it learnt by its first probe."""
-    dialect = SGLang()
-    return dialect, converse(dialect.probe(), *replies)[1]
-
-
-def paused(mode: PauseMode) -> SGLang:
-    """Return a dialect whose engine was paused in `mode`."""
-    dialect = SGLang()
-    replies = [OK] if mode is PauseMode.ABORT else [OK, SERVER]
-    _, ack = converse(dialect.perform(e.PauseGeneration(mode=mode), CLEAN), *replies)
-    assert ack.done
-    return dialect
-
+from .sglang_stage import (
+    MODEL,
+    NOT_FOUND,
+    NOT_READY,
+    OK,
+    OLD_ROUTES,
+    PAUSED,
+    READY,
+    ROUTES,
+    SERVER,
+    paused,
+    probed,
+)
 
 # ------------------------------------------------------------------------------------------------------------- probing
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
-from lifecycle import errors, events
+from lifecycle import events
 from lifecycle.fleet import EngineFacts
 from lifecycle.generation import GenerationRequest, Segment
 from lifecycle.ports import Acknowledgement, Bucket, Capabilities, EngineReport
@@ -26,17 +26,17 @@ from .dialect import (
     field_of,
     generation_body,
     get,
-    new_tokens,
     nothing_to_do,
     refuse,
     says,
-    segment,
     simply,
     status_of,
-    version_spans,
 )
+from .offer import Offer, ask
+from .sglang_generation import generate_body, segment_of
 
 _MODES = {PauseMode.ABORT: "abort", PauseMode.IN_PLACE: "in_place", PauseMode.RETRACT: "retract"}
+_NEEDED = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/update_weight_version")
 _BEFORE_LOADING = (
     "must run between begin_weight_update() and end_weight_update()",
     "Failed to receive weights",
@@ -54,14 +54,15 @@ def _post(path: str, *, idempotent: bool = False, **body: Any) -> HttpCall:
 class SGLang(Mapped):
     """How an SGLang server is spoken to.
 
-    It remembers, of one server: how it was last paused, whether it has weight-update sessions, and a label that its
-    front end missed. A probe that finds another process forgets them.
+    It remembers, of one server: which pause modes it has, how it was last paused, whether it has weight-update
+    sessions, and a label that its front end missed. A probe that finds another process forgets them.
     """
 
     kind = "sglang"
 
     def __init__(self) -> None:
         self._mode: PauseMode | None = None
+        self._modes = frozenset(_MODES)
         self._sessions = True
         self._process: tuple[Any, Any] | None = None
         self._unlabelled: str | None = None
@@ -69,7 +70,7 @@ class SGLang(Mapped):
     @property
     def capabilities(self) -> Capabilities:
         """Weights are at risk from the first transfer; replies say which version made which token."""
-        return Capabilities(pause_modes=frozenset(_MODES), reports_versions=True)
+        return Capabilities(pause_modes=self._modes, reports_versions=True)
 
     # ------------------------------------------------------------------------------------------------------- probing
 
@@ -87,8 +88,12 @@ class SGLang(Mapped):
             return classify(ready)
         version, seed = field_of(server, "version"), field_of(server, "random_seed")
         if self._process != (version, seed):
+            offer = yield from ask()
+            if (reason := _unknown(offer, version)) is not None:
+                return refuse(reason)
             self._mode = self._unlabelled = None
-            self._sessions = yield from _has_sessions()
+            self._modes = _modes_of(offer)
+            self._sessions = not offer.lacking("/begin_weight_update")
             self._process = (version, seed)
         paused = {200: False, 503: True}.get(status_of(ready))
         if paused is False:
@@ -111,8 +116,8 @@ class SGLang(Mapped):
     # ------------------------------------------------------------------------------------------- pausing and the like
 
     def _pause(self, request: events.PauseGeneration, engine: EngineFacts) -> Steps[Acknowledgement]:
-        if request.mode not in _MODES:
-            return refuse(f"SGLang has no pause mode {request.mode.value!r}")
+        if request.mode not in self._modes:
+            return refuse(f"this SGLang has no pause mode {request.mode.value!r}")
         return (yield from self._pause_as(request.mode, engine))
 
     def _pause_as(self, mode: PauseMode, engine: EngineFacts) -> Steps[Acknowledgement]:
@@ -293,18 +298,8 @@ class SGLang(Mapped):
 
     def generate(self, request: GenerationRequest, *, engine: str) -> Steps[Segment]:
         """Generate through `/generate`, which takes and returns token ids."""
-        body: dict[str, Any] = {
-            "input_ids": list(request.input_ids),
-            "sampling_params": _sampling(request),
-            "return_logprob": True,
-            "stream": False,
-        }
-        if request.request_id is not None:
-            body["rid"] = request.request_id
-        if request.images:
-            body["image_data"] = list(request.images)
-        reply = yield HttpCall(path="/generate", body=body, idempotent=True, lane=Lane.GENERATION)
-        return _segment_of(generation_body(reply, engine=engine), engine)
+        reply = yield HttpCall(path="/generate", body=generate_body(request), idempotent=True, lane=Lane.GENERATION)
+        return segment_of(generation_body(reply, engine=engine), engine)
 
     handlers: ClassVar[Mapping[type[events.Request], Any]] = {
         events.ProbeEngine: _probe,
@@ -333,11 +328,18 @@ def _either(path: str, older: str) -> Steps[Reply]:
     return reply
 
 
-def _has_sessions() -> Steps[bool]:
-    """Whether the server wants updates between begin and end: read from its routes, since trying would begin one."""
-    reply = yield get("/openapi.json")
-    paths = field_of(reply, "paths")
-    return not isinstance(paths, dict) or "/begin_weight_update" in paths
+def _unknown(offer: Offer, version: Any) -> str | None:
+    """Return why a server with these routes cannot be spoken to, or `None`."""
+    missing = offer.lacking(*_NEEDED)
+    return f"SGLang {version} has no {', '.join(missing)}; use a newer version, such as 0.5.23" if missing else None
+
+
+def _modes_of(offer: Offer) -> frozenset[PauseMode]:
+    """Return the modes that a pause can name; before they had names (sglang#10071), every pause aborted."""
+    named = offer.choices("/pause_generation", "mode")
+    if named is None:
+        return frozenset(_MODES)
+    return frozenset(mode for mode, name in _MODES.items() if name in named) | {PauseMode.ABORT}
 
 
 def _world_size(server: Reply) -> int:
@@ -360,36 +362,3 @@ def _broadcast(bucket: Bucket, group: str) -> dict[str, Any]:
         "load_format": "flattened_bucket" if bucket.packed else None,
         "selector": "all",
     }
-
-
-def _sampling(request: GenerationRequest) -> dict[str, Any]:
-    return {
-        "max_new_tokens": new_tokens(request),
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "stop": list(request.stop),
-        "stop_token_ids": list(request.stop_token_ids),
-        "ignore_eos": request.ignore_eos,
-        **request.extra,
-    }
-
-
-def _segment_of(body: dict[str, Any], engine: str) -> Segment:
-    meta = body.get("meta_info")
-    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    if not isinstance(meta, dict) or not isinstance(reason, dict):
-        raise errors.EngineUnavailable(engine, "the reply has no finish reason")
-    kind = reason.get("type")
-    if kind == "abort" and (code := reason.get("status_code")) is not None:
-        words = f"{reason.get('err_type') or 'aborted'} ({code}): {str(reason.get('message'))[:200]}"
-        if 400 <= int(code) < 500:
-            raise errors.GenerationRefused(f"{engine} refused a generation request: {words}")
-        raise errors.EngineUnavailable(engine, words)
-    return segment(
-        engine=engine,
-        ids=body.get("output_ids"),
-        logprobs=[entry[0] for entry in meta.get("output_token_logprobs") or ()],
-        finish_reason=kind if kind in {"length", "abort"} else "stop",
-        spans=version_spans(meta.get("weight_versions")),
-    )

@@ -29,15 +29,14 @@ from .dialect import (
     field_of,
     generation_body,
     get,
-    new_tokens,
     nothing_to_do,
     refuse,
     says,
-    segment,
     simply,
     status_of,
-    version_spans,
 )
+from .offer import Offer, ask
+from .vllm_generation import completion_body, segment_of, tokens_body
 
 _MODES = {PauseMode.ABORT: "abort", PauseMode.WAIT: "wait", PauseMode.KEEP: "keep"}
 _TOKENS = "/inference/v1/generate"
@@ -47,6 +46,7 @@ _NO_CONTROL = (
     "and in a version that has /pause and /is_paused"
 )
 
+_NEEDED = ("/pause", "/resume", "/abort_requests", "/reset_prefix_cache", "/weight_info", "/update_weight_version")
 _OURS = "GlooWeightTransferEngine"
 _NO_GROUP = (
     "publish through Disk(), or install rollout-lifecycle-vllm in its environment and start it with "
@@ -61,13 +61,14 @@ def _post(path: str, body: Any = None, *, idempotent: bool = False, query: Mappi
 class VLLM(Mapped):
     """How a vLLM server is spoken to.
 
-    It remembers, of one server: whether it offers generation by tokens, whether requests are kept in it, and whether
-    it counts its load.
+    It remembers, of one server: which process it is, whether that offers generation by tokens, and whether requests
+    are kept in it.
     """
 
     kind = "vllm"
 
     def __init__(self) -> None:
+        self._process: str | None = None
         self._tokens: bool | None = None
         self._kept = False
 
@@ -83,7 +84,7 @@ class VLLM(Mapped):
     # ------------------------------------------------------------------------------------------------------- probing
 
     def probe(self) -> Steps[Acknowledgement]:
-        """Ask for version, pause, label and ranks, and whether generation by tokens is offered."""
+        """Ask for version, pause, process, label and ranks; a process that was not met before, for what it offers."""
         version = yield get("/version")
         if not (ack := classify(version)).done:
             return ack
@@ -92,25 +93,24 @@ class VLLM(Mapped):
             return refuse(_NO_CONTROL)
         if not (ack := classify(paused)).done:
             return ack
+        started = _start_of((yield get("/metrics")))
+        if started is None or started != self._process:
+            if not (ack := (yield from self._meet(field_of(version, "version")))).done:
+                return ack
+            self._process = started
         label = yield get("/weight_info")
         world = yield get("/get_world_size")
         for reply in (label, world):
             if not status_of(reply):
                 return classify(reply)
         asleep = yield get("/is_sleeping")
-        # An empty body is refused by a route that is offered, before anything is generated.
-        offered = yield _post(_TOKENS, {}, idempotent=True)
-        if status_of(offered) == 401:
-            return explained(classify(offered), "the server refused the API key")
-        self._tokens = status_of(offered) in {400, 422}
-        started = yield get("/metrics")
         is_paused = field_of(paused, "is_paused") is True
         if not is_paused:
             self._kept = False
         report = EngineReport(
             kind=self.kind,
             server_version=field_of(version, "version"),
-            incarnation=_start_of(started),
+            incarnation=started,
             paused=is_paused,
             # A paused engine says that it sleeps, so only one that isn't paused is believed.
             asleep=field_of(asleep, "is_sleeping") is True and not is_paused,
@@ -118,6 +118,17 @@ class VLLM(Mapped):
             world_size=field_of(world, "world_size") or 1,
         )
         return evolve(DONE, report=report)
+
+    def _meet(self, version: Any) -> Steps[Acknowledgement]:
+        """Find out what a process offers. Not DONE for a combination of routes that this dialect does not know."""
+        if (reason := _unknown((yield from ask()), version)) is not None:
+            return refuse(reason)
+        # An empty body is refused by a route that is offered, before anything is generated.
+        offered = yield _post(_TOKENS, {}, idempotent=True)
+        if status_of(offered) == 401:
+            return explained(classify(offered), "the server refused the API key")
+        self._tokens = status_of(offered) in {400, 422}
+        return DONE
 
     def _probe(self, _request: events.ProbeEngine, _engine: EngineFacts) -> Steps[Acknowledgement]:
         return self.probe()
@@ -284,15 +295,15 @@ class VLLM(Mapped):
         if request.images:
             raise errors.GenerationRefused("vLLM's token routes are not given images by this adapter")
         reply = yield from self._ask_for(request, Lane.GENERATION)
-        return _segment_of(generation_body(reply, engine=engine), engine)
+        return segment_of(generation_body(reply, engine=engine), engine)
 
     def _ask_for(self, request: GenerationRequest, lane: Lane) -> Steps[Reply]:
         if self._tokens is not False:
-            reply = yield HttpCall(path=_TOKENS, body=_tokens_body(request), idempotent=True, lane=lane)
+            reply = yield HttpCall(path=_TOKENS, body=tokens_body(request), idempotent=True, lane=lane)
             if status_of(reply) not in {403, 404, 405} or self._tokens:
                 return reply
             self._tokens = False
-        return (yield HttpCall(path="/v1/completions", body=_completion_body(request), idempotent=True, lane=lane))
+        return (yield HttpCall(path="/v1/completions", body=completion_body(request), idempotent=True, lane=lane))
 
     handlers: ClassVar[Mapping[type[events.Request], Any]] = {
         events.ProbeEngine: _probe,
@@ -335,18 +346,19 @@ def _receive(call: HttpCall) -> Steps[Acknowledgement]:
 
 
 def _init_info(channel: Channel, engine: str) -> dict[str, Any]:
-    """Return what a worker must know to join. vLLM refuses a field that its backend does not have."""
+    """Return what a worker with our backend must know to join; vLLM's own refuse what they do not know."""
     info: dict[str, Any] = {
         "master_address": channel.master_address,
         "master_port": channel.master_port,
         "rank_offset": channel.rank_offsets[engine],
         "world_size": channel.world_size,
+        "group_name": channel.name,
+        "timeout_s": channel.timeout,
+        "backend": channel.backend,
         "packed": channel.packed,
     }
     if channel.bucket_bytes:
         info["packed_buffer_size_bytes"] = channel.bucket_bytes
-    if channel.backend != "nccl":
-        info |= {"group_name": channel.name, "timeout_s": channel.timeout}
     return info
 
 
@@ -358,59 +370,18 @@ def _backend_of(config: Reply) -> str | None:
     return backend if isinstance(backend, str) else None
 
 
+def _unknown(offer: Offer, version: Any) -> str | None:
+    """Return why a server with these routes cannot be spoken to, or `None`."""
+    if missing := offer.lacking(*_NEEDED):
+        # Labels came after all the others (vllm#49040): without them nobody can tell which weights an engine holds.
+        return f"vLLM {version} has no {', '.join(missing)}; use a version that labels its weights, such as 0.32"
+    if offer.takes("/pause", "mode"):
+        return None
+    return f"vLLM {version} pauses without a mode, so that a kept pause would abort; use a version that has it"
+
+
 def _start_of(metrics: Reply) -> str | None:
     """Return when the server's process started, as Prometheus' client reports it; `None` where it does not."""
     text = metrics.text if isinstance(metrics, HttpReply) and metrics.status == 200 else ""
     found = re.search(r"^process_start_time_seconds\s+(\S+)", text, re.MULTILINE)
     return f"started {found[1]}" if found else None
-
-
-def _sampling(request: GenerationRequest) -> dict[str, Any]:
-    return {
-        "max_tokens": new_tokens(request),
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": max(0, request.top_k),
-        "stop": list(request.stop),
-        "stop_token_ids": list(request.stop_token_ids),
-        "ignore_eos": request.ignore_eos,
-        # 0: of the sampled token, and of no others.
-        "logprobs": 0,
-        **request.extra,
-    }
-
-
-def _tokens_body(request: GenerationRequest) -> dict[str, Any]:
-    body = {"token_ids": list(request.input_ids), "sampling_params": _sampling(request), "stream": False}
-    return body if request.request_id is None else {**body, "request_id": request.request_id}
-
-
-def _completion_body(request: GenerationRequest) -> dict[str, Any]:
-    body = {"prompt": list(request.input_ids), "stream": False, "return_token_ids": True, **_sampling(request)}
-    return body if request.request_id is None else {**body, "request_id": request.request_id}
-
-
-def _segment_of(body: dict[str, Any], engine: str) -> Segment:
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise errors.EngineUnavailable(engine, "the reply has no choice")
-    choice = choices[0]
-    reason = choice.get("finish_reason")
-    if reason == "error":
-        raise errors.EngineUnavailable(engine, "the generation ended with an error")
-    return segment(
-        engine=engine,
-        ids=choice.get("token_ids"),
-        logprobs=_logprobs(choice.get("logprobs")),
-        finish_reason=reason if reason in {"length", "abort"} else "stop",
-        spans=version_spans(choice.get("weight_versions")),
-    )
-
-
-def _logprobs(logprobs: Any) -> list[Any]:
-    """Return one log-probability a token, from either route's shape."""
-    if not isinstance(logprobs, dict):
-        return []
-    if "token_logprobs" in logprobs:
-        return list(logprobs["token_logprobs"] or ())
-    return [entry.get("logprob") for entry in logprobs.get("content") or ()]

@@ -13,7 +13,7 @@ from adapters.engines.embedded.checkpoint import token_text
 from adapters.engines.embedded.engine import Disconnected, EngineDeadError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
@@ -200,11 +200,18 @@ def gone() -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-def openapi(title: str, version: str, routes: Iterable[BaseRoute]) -> JSONResponse:
-    """Describe the routes as FastAPI servers do at /openapi.json, as far as a client needs to see what is offered."""
+def openapi(
+    title: str, version: str, routes: Iterable[BaseRoute], posted: Mapping[str, Mapping[str, Any]]
+) -> JSONResponse:
+    """Describe the routes as FastAPI servers do at /openapi.json, as far as a client needs to see what is offered.
+
+    `posted`: what a POST of a path takes, in OpenAPI's words.
+    """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         methods = getattr(route, "methods", None) or ()
         path = getattr(route, "path", "")
         paths[path] = {method.lower(): {"responses": {}} for method in sorted(methods) if method != "HEAD"}
+        if "post" in paths[path]:
+            paths[path]["post"] |= posted.get(path, {})
     return JSONResponse({"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths})

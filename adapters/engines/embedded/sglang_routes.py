@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["sglang_app"]
 
 _VERSION = "0.5.23"
+_PAUSE_MODES = ("abort", "retract", "in_place")
+_PAUSE = {"type": "object", "properties": {"mode": {"type": "string", "enum": list(_PAUSE_MODES), "default": "abort"}}}
+_BODIES = {"/pause_generation": {"requestBody": {"content": {"application/json": {"schema": _PAUSE}}}}}
 _DEFAULT_GROUP = "weight_update_group"
 _FLUSH_POLL_SECONDS = 0.01
 
@@ -74,7 +77,7 @@ def sglang_app(engine: Engine) -> Starlette:
     ]
 
     async def openapi(_: Request) -> Response:
-        return http.openapi("SGLang", _VERSION, routes)
+        return http.openapi("SGLang", _VERSION, routes, _BODIES)
 
     return Starlette(
         routes=[*routes, Route("/openapi.json", openapi)],
@@ -98,7 +101,7 @@ class _Control:
 
     async def pause_generation(self, request: Request) -> Response:
         body = await typed_json_object(request)
-        mode = http.choice("mode", field(body, "mode", str, "abort"), ("abort", "retract", "in_place"))
+        mode = http.choice("mode", field(body, "mode", str, "abort"), _PAUSE_MODES)
         await self._manager.pause(mode)
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 

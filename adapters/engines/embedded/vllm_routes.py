@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["vllm_app"]
 
 _VERSION = "0.32.0"
+_QUERIES = {"/pause": {"parameters": [{"name": "mode", "in": "query"}, {"name": "clear_cache", "in": "query"}]}}
 _FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -70,7 +71,7 @@ def vllm_app(engine: Engine) -> Starlette:
     ]
 
     async def openapi(_: Request) -> Response:
-        return http.openapi("FastAPI", _VERSION, routes)
+        return http.openapi("FastAPI", _VERSION, routes, _QUERIES)
 
     return Starlette(
         routes=[*routes, Route("/openapi.json", openapi)],

@@ -1,5 +1,7 @@
 """What a real SGLang answers, and dialects that have heard some of it."""
 
+from typing import Any
+
 from attrs import evolve
 
 from adapters.engines.dialect import Reply
@@ -15,8 +17,10 @@ OK = answer({"status": "ok", "message": "Generation paused successfully."})
 TAKEN = answer({"success": True, "message": "ok"})
 MODEL = answer({"model_path": "tiny", "weight_version": "run:7"})
 SERVER = answer({"version": "0.5.23", "random_seed": 41, "tp_size": 2, "pp_size": 1, "dp_size": 1})
-ROUTES = answer({"paths": {"/begin_weight_update": {}, "/end_weight_update": {}}})
-OLD_ROUTES = answer({"paths": {"/update_weights_from_distributed": {}}})
+_NEEDED = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/update_weight_version")
+_OLD: dict[str, Any] = {path: {} for path in _NEEDED}
+OLD_ROUTES = answer({"paths": _OLD})
+ROUTES = answer({"paths": {**_OLD, "/begin_weight_update": {}, "/end_weight_update": {}}})
 READY, NOT_READY, NOT_FOUND = answer({}), words("", 503), answer({"detail": "Not Found"}, 404)
 NO_SESSION = answer({"success": False, "message": "no weight-update session is open; call begin_..."}, 400)
 UNFLUSHED = answer({"success": False, "message": "Weights were updated, but the cache was not flushed because"}, 400)

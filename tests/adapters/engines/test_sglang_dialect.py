@@ -56,6 +56,38 @@ def test_older_servers_are_asked_where_they_answer() -> None:
     assert ack.report == EngineReport(kind="sglang", paused=None, label="run:7", world_size=4)
 
 
+def test_an_older_server_is_refused_before_anything_changes() -> None:
+    """The probe says what is missing."""
+    calls, ack = converse(SGLang().probe(), MODEL, SERVER, READY, answer({"paths": {"/pause_generation": {}}}))
+    assert ({call.method for call in calls}, ack.outcome, ack.report) == ({"GET"}, Outcome.NOT_DONE, None)
+    assert ack.detail.startswith("SGLang 0.5.23 has no /continue_generation, /abort_request")
+
+
+@pytest.mark.parametrize(
+    ("properties", "modes"),
+    [
+        ({}, {PauseMode.ABORT}),
+        ({"mode": {"enum": ["abort", "retract"]}}, {PauseMode.ABORT, PauseMode.RETRACT}),
+        ({"mode": {"enum": ["abort", "retract", "in_place", "other"]}}, {*SGLang().capabilities.pause_modes}),
+        ({"mode": {"type": "string"}}, {*SGLang().capabilities.pause_modes}),
+    ],
+)
+@pytest.mark.parametrize("by_reference", [False, True])
+def test_pause_modes_are_those_that_the_server_names(
+    properties: dict[str, Any], modes: set[PauseMode], by_reference: bool
+) -> None:
+    """An older server ignores the mode, and aborts: what it cannot name is refused without a call."""
+    schema: dict[str, Any] = {"properties": properties}
+    where = {"$ref": "#/components/schemas/Pause"} if by_reference else schema
+    posted = {"post": {"requestBody": {"content": {"application/json": {"schema": where}}}}}
+    described = {"paths": {**ROUTES.data["paths"], "/pause_generation": posted}}
+    dialect, _ = probed(MODEL, SERVER, READY, answer({**described, "components": {"schemas": {"Pause": schema}}}))
+    assert dialect.capabilities.pause_modes == modes
+    for mode in set(PauseMode) - modes:
+        calls, ack = converse(dialect.perform(e.PauseGeneration(mode=mode), CLEAN))
+        assert (calls, ack.outcome) == ([], Outcome.NOT_DONE)
+
+
 def test_a_paused_server_reports_paused() -> None:
     """503 from /ready is a paused server, or an unhealthy one."""
     _, ack = probed(MODEL, SERVER, NOT_READY, ROUTES)

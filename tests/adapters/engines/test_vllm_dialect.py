@@ -23,6 +23,9 @@ OFFERED = answer({"error": {"message": "1 validation error", "code": 400}}, 400)
 FORBIDDEN = answer({"error": {"message": "not allowed", "type": "PermissionDeniedError"}}, 403)
 NOT_FOUND = answer({"detail": "Not Found"}, 404)
 METRICS = words("# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.74e+09\nvllm:x 1\n")
+_NEEDED = ("/resume", "/abort_requests", "/reset_prefix_cache", "/weight_info", "/update_weight_version")
+_MODED = {"post": {"parameters": [{"name": "mode", "in": "query"}]}}
+ROUTES = answer({"paths": {"/pause": _MODED, **{path: {} for path in _NEEDED}}})
 PAUSE_TAKEN = answer({"status": "paused"})
 TAKEN = answer({"message": "Weights updated"})
 LABELLED = answer({"success": True, "new_version": "run:8"})
@@ -48,7 +51,7 @@ def probed(
 ) -> tuple[VLLM, Acknowledgement]:
     """Return a dialect and what it learnt by its first probe."""
     dialect = VLLM()
-    replies = [VERSION, paused, LABEL, WORLD, sleeping, tokens, metrics]
+    replies = [VERSION, paused, metrics, ROUTES, tokens, LABEL, WORLD, sleeping]
     return dialect, converse(dialect.perform(e.ProbeEngine(), CLEAN), *replies)[1]
 
 
@@ -58,21 +61,52 @@ def probed(
 def test_a_probe_tells_version_pause_label_ranks_and_process() -> None:
     """A probe asks questions only: the one POST is refused for its empty body before anything is generated."""
     dialect = VLLM()
-    calls, ack = converse(dialect.probe(), VERSION, RUNS, LABEL, WORLD, AWAKE, OFFERED, METRICS)
+    calls, ack = converse(dialect.probe(), VERSION, RUNS, METRICS, ROUTES, OFFERED, LABEL, WORLD, AWAKE)
     assert lines(calls) == [
         "GET /version",
         "GET /is_paused",
+        "GET /metrics",
+        "GET /openapi.json",
+        "POST /inference/v1/generate",
         "GET /weight_info",
         "GET /get_world_size",
         "GET /is_sleeping",
-        "POST /inference/v1/generate",
-        "GET /metrics",
     ]
-    assert calls[5].body == {}
+    assert calls[4].body == {}
     assert ack.report == EngineReport(
         kind="vllm", server_version="0.32.0", incarnation="started 1.74e+09", paused=False, label="run:7", world_size=2
     )
     assert dialect.capabilities.reports_versions
+
+
+def test_a_process_is_asked_once_what_it_offers() -> None:
+    """A second probe asks how the engine stands; a new process is asked everything again."""
+    dialect, _ = probed()
+    assert len(converse(dialect.probe(), VERSION, RUNS, METRICS, LABEL, WORLD, AWAKE)[0]) == 6
+    anew = words("process_start_time_seconds 1.75e+09\n")
+    calls, _ = converse(dialect.probe(), VERSION, RUNS, anew, ROUTES, FORBIDDEN, LABEL, WORLD, AWAKE)
+    assert (len(calls), dialect.capabilities.reports_versions) == (8, False)
+
+
+def test_a_server_that_does_not_describe_itself_is_taken_at_its_word() -> None:
+    """Where /openapi.json is switched off, the routes are believed to be there."""
+    _, ack = converse(VLLM().probe(), VERSION, RUNS, METRICS, NOT_FOUND, OFFERED, LABEL, WORLD, AWAKE)
+    assert ack.done
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ({"/pause": {"post": {}}, "/resume": {}}, "has no /abort_requests, /reset_prefix_cache, /weight_info, /update"),
+        (ROUTES.data["paths"] | {"/pause": {"post": {"parameters": []}}}, "pauses without a mode"),
+    ],
+)
+def test_an_older_server_is_refused_before_anything_changes(described: Any, reason: str) -> None:
+    """Without labels nobody can tell what an engine holds; without modes every pause is another than was asked for."""
+    calls, ack = converse(VLLM().probe(), VERSION, RUNS, METRICS, answer({"paths": described}))
+    assert ({call.method for call in calls}, ack.outcome, ack.report) == ({"GET"}, Outcome.NOT_DONE, None)
+    assert ack.detail.startswith("vLLM 0.32.0 ")
+    assert reason in ack.detail
 
 
 def test_capabilities_are_refined_by_a_probe() -> None:
@@ -110,7 +144,7 @@ def test_a_server_without_control_routes_is_told_apart_before_anything_changes()
 
 def test_a_wrong_api_key_is_told_before_anything_changes() -> None:
     """Control routes take no key, so the probe asks one that does."""
-    _, ack = converse(VLLM().probe(), VERSION, RUNS, LABEL, WORLD, AWAKE, answer({"error": "Unauthorized"}, 401))
+    _, ack = converse(VLLM().probe(), VERSION, RUNS, METRICS, ROUTES, answer({"error": "Unauthorized"}, 401))
     assert (ack.outcome, ack.detail) == (Outcome.NOT_DONE, "the server refused the API key: HTTP 401: Unauthorized")
 
 
@@ -119,7 +153,7 @@ def test_a_wrong_api_key_is_told_before_anything_changes() -> None:
     [
         ([REFUSED], Outcome.NOT_DONE, True),
         ([VERSION, LATE], Outcome.UNKNOWN, False),
-        ([VERSION, RUNS, LATE, WORLD], Outcome.UNKNOWN, False),
+        ([VERSION, RUNS, METRICS, ROUTES, OFFERED, LATE, WORLD], Outcome.UNKNOWN, False),
         (
             [VERSION, raised("EngineCore encountered an issue. See stack trace (above) for the root cause.")],
             Outcome.NOT_DONE,
@@ -219,21 +253,24 @@ def test_continue_and_abort_are_sent_as_the_server_wants_them() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- weights
 
-COMMON = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 5, "packed": False}
 
-
-@pytest.mark.parametrize(
-    ("backend", "more"),
-    [
-        ("gloo", {"packed_buffer_size_bytes": 1024, "group_name": "group-1", "timeout_s": 30.0}),
-        ("nccl", {"packed_buffer_size_bytes": 1024}),
-    ],
-)
-def test_a_backend_is_given_the_fields_it_has(backend: str, more: dict[str, Any]) -> None:
-    """A field that a backend does not know is answered with 500."""
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_opening_a_transfer_tells_our_backend_everything(backend: str) -> None:
+    """Address, this engine's first rank, the group's name, time limit and backend, and where packed buffers end."""
     channel = evolve(CHANNEL, backend=backend)
     calls, ack = converse(VLLM().perform(e.OpenTransfer(channel=channel), CLEAN), TAKEN)
-    assert (calls[0].path, calls[0].body) == ("/init_weight_transfer_engine", {"init_info": COMMON | more})
+    info = {
+        "master_address": "10.0.0.1",
+        "master_port": 29500,
+        "rank_offset": 1,
+        "world_size": 5,
+        "group_name": "group-1",
+        "timeout_s": 30.0,
+        "backend": backend,
+        "packed": False,
+        "packed_buffer_size_bytes": 1024,
+    }
+    assert (calls[0].path, calls[0].body) == ("/init_weight_transfer_engine", {"init_info": info})
     assert (calls[0].idempotent, ack.done) == (False, True)
 
 

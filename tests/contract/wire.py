@@ -125,6 +125,9 @@ class Wire(ABC):
         """The greedy tokens by which weights are told from others."""
         return self.generate().tokens
 
+    def brake(self) -> None:  # noqa: B027 - only one dialect has a brake
+        """Slow generation down."""
+
     def hurry(self) -> None:  # noqa: B027 - only one dialect has a brake
         """Let go of whatever slows generation down."""
 
@@ -219,8 +222,11 @@ class SGLang(Wire):
         )
 
     def fly(self, *, stream: bool = True, name: str | None = None, tokens: int | None = None) -> Flight:
-        self.post("/slow_down", {"forward_sleep_time": self._SLOW})
+        self.brake()
         return super().fly(stream=stream, name=name, tokens=tokens)
+
+    def brake(self) -> None:
+        self.post("/slow_down", {"forward_sleep_time": self._SLOW})
 
     def hurry(self) -> None:
         self.post("/slow_down", {"forward_sleep_time": None})

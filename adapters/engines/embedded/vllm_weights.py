@@ -46,6 +46,7 @@ class GlooInitInfo:
         world_size: Number of ranks, the trainer's included.
         group_name: The same on every rank.
         timeout_s: Deadline of joining and of each collective, in seconds; `None` for the engine's own.
+        backend: Only gloo, on CPU.
         packed: Whether tensors travel in packed buffers.
         packed_buffer_size_bytes: A buffer is sent as soon as it holds more than this.
     """
@@ -56,6 +57,7 @@ class GlooInitInfo:
     world_size: int
     group_name: str = _GROUP
     timeout_s: float | None = None
+    backend: str = "gloo"
     packed: bool = False
     packed_buffer_size_bytes: int = 1 << 30
 
@@ -103,7 +105,7 @@ class WeightTransfer:
                 rank=chosen.rank_offset,
                 world_size=chosen.world_size,
                 group_name=chosen.group_name,
-                backend="gloo",
+                backend=chosen.backend,
                 timeout=self._timeout if chosen.timeout_s is None else chosen.timeout_s,
             )
         except WeightsError as error:

@@ -72,14 +72,22 @@ class Server:
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
+    def port(self) -> int:
+        """Where it listens, or listened last."""
+        return httpx.URL(self.url).port or 0
+
+    @property
     def alive(self) -> bool:
         """Whether its process runs and its socket listens."""
         return self._process is not None and self._process.poll() is None and self._listens()
 
-    def start(self) -> None:
-        """Start it on a free port, and return when it serves. Raises `RuntimeError` with its last words otherwise."""
+    def start(self, port: int | None = None) -> None:
+        """Start it on `port`, a free one where none is given, and return when it serves.
+
+        Raises `RuntimeError` with its last words otherwise.
+        """
         self.stop()
-        port = _free_port()
+        port = port or _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as said:
             self._process = subprocess.Popen(
@@ -146,7 +154,7 @@ class Server:
         return False
 
     def _listens(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", httpx.URL(self.url).port or 0), timeout=5.0):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5.0):
             return True
         return False
 

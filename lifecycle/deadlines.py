@@ -44,7 +44,8 @@ class Deadlines:
     generate: float = _seconds(1800.0)
     """One generation request, from sending it to its last token."""
     grace: float = _seconds(5.0)
-    """How much longer engines are waited for once the trainer's half of a transfer has failed, or the reverse."""
+    """How much longer engines are waited for once the trainer's half of a transfer has failed, or the reverse; and how
+    long a bucket, or the opening of a channel, may still take once the caller was cancelled."""
 
     def of(self, request: type[e.Request]) -> float:
         """Return the seconds that a request of this kind may take."""

@@ -15,6 +15,7 @@ from .deadlines import Deadlines
 from .errors import EngineFailure, TransferFailed
 from .ports import EnginePort
 from .recorder import Recorder
+from .shielding import in_good_order
 from .states import Outcome, PauseMode
 from .values import Acknowledgement
 
@@ -95,7 +96,8 @@ class Effects:
         is in seconds; `None`: what `Deadlines` says for this kind. An engine that has not answered in time counts as
         unknown. Never raises for an engine; raises `OSError` when the journal cannot be written, with nothing sent.
 
-        Cancellation: requests without an outcome are recorded as unknown, and the trainer's half is cut.
+        Cancellation: requests without an outcome are recorded as unknown. A collective is given `Deadlines.grace`
+        seconds to come to its end, and then cut.
         """
         timeout = self.deadlines.of(kind) if timeout is None else timeout
         requests = {name: self._recorder.emit(kind, engine=name, **fields) for name in names}
@@ -106,7 +108,8 @@ class Effects:
             run.all_sent.set()
         if requests and issubclass(kind, _DURABLE):
             self._make_durable(run)
-        try:
+
+        async def perform() -> None:
             async with anyio.create_task_group() as halves:
                 if trainer is not None:
                     halves.start_soon(self._trainer_half, run, trainer, cut, timeout)
@@ -114,6 +117,13 @@ class Effects:
                     async with anyio.create_task_group() as engines:
                         for request in requests.values():
                             engines.start_soon(self._engine_half, run, request, timeout)
+
+        try:
+            if trainer is None:
+                await perform()
+            else:
+                # An engine that is cut off while it joins, or begins to receive, may hang until its own time is up.
+                await in_good_order(perform, grace=self.deadlines.grace)
         finally:
             for name, request in list(run.pending.items()):
                 given_up = Acknowledgement(outcome=Outcome.UNKNOWN, detail="given up")

@@ -24,3 +24,30 @@ async def to_the_end(step: Callable[[], Awaitable[object]]) -> BaseException | N
             else:
                 break
     return interruption
+
+
+async def in_good_order(step: Callable[[], Awaitable[object]], *, grace: float) -> None:
+    """Do `step`. Where the caller is cancelled meanwhile, give it `grace` seconds more to end by itself.
+
+    Cancellation: `step` is cancelled `grace` seconds later; holds for asyncio's own cancellation, too.
+    """
+    shield = anyio.CancelScope(shield=True)
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def work() -> None:
+            nonlocal failure
+            try:
+                with shield:
+                    await step()
+            except Exception as error:  # noqa: BLE001 - raised below, as it is
+                failure = error
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(work)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            shield.deadline = anyio.current_time() + grace
+    if failure is not None:
+        raise failure

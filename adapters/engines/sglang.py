@@ -98,6 +98,9 @@ class SGLang(Mapped):
         paused = {200: False, 503: True}.get(status_of(ready))
         if paused is False:
             self._mode = None
+        elif paused and self._mode is None:
+            # By somebody before us, in a mode that the server does not tell: the one that needs care is assumed.
+            self._mode = PauseMode.IN_PLACE
         report = EngineReport(
             kind=self.kind,
             server_version=version,
@@ -115,13 +118,13 @@ class SGLang(Mapped):
 
     # ------------------------------------------------------------------------------------------- pausing and the like
 
-    def _pause(self, request: events.PauseGeneration, engine: EngineFacts) -> Steps[Acknowledgement]:
+    def _pause(self, request: events.PauseGeneration, _engine: EngineFacts) -> Steps[Acknowledgement]:
         if request.mode not in self._modes:
             return refuse(f"this SGLang has no pause mode {request.mode.value!r}")
-        return (yield from self._pause_as(request.mode, engine))
+        return (yield from self._pause_as(request.mode))
 
-    def _pause_as(self, mode: PauseMode, engine: EngineFacts) -> Steps[Acknowledgement]:
-        if mode is PauseMode.ABORT and self._may_be_frozen(engine):
+    def _pause_as(self, mode: PauseMode) -> Steps[Acknowledgement]:
+        if mode is PauseMode.ABORT and self._mode is PauseMode.IN_PLACE:
             # An abort on top of in_place waits for a forward pass that never comes, and holds the lock that continue
             # needs. Retracted requests wait in the queue, from where an abort answers them at once.
             ack = yield from self._send_pause(PauseMode.RETRACT)
@@ -140,10 +143,6 @@ class SGLang(Mapped):
             return evolve(ack, stopped=True)
         return evolve(ack, detail=f"paused, but the scheduler has not answered since: {proof.detail}")
 
-    def _may_be_frozen(self, engine: EngineFacts) -> bool:
-        """Whether requests may stand in place inside the scheduler, by us or by somebody before us."""
-        return self._mode is PauseMode.IN_PLACE or (self._mode is None and engine.paused is True)
-
     def _send_pause(self, mode: PauseMode) -> Steps[Acknowledgement]:
         reply = yield _post("/pause_generation", mode=_MODES[mode], idempotent=True)
         ack = classify(reply)
@@ -161,7 +160,7 @@ class SGLang(Mapped):
             return classify(ready)
         if request.mode is PauseMode.ABORT:
             # A repeated abort pause is answered when no request is left: that proves idle, which /ready does not.
-            return (yield from self._pause_as(PauseMode.ABORT, engine))
+            return (yield from self._pause_as(PauseMode.ABORT))
         reply = yield get("/server_info")
         ack = classify(reply)
         return evolve(ack, stopped=True) if ack.done else ack

@@ -149,7 +149,7 @@ class Broadcast:
         Cancellation: the cut itself is synchronous and complete.
         """
         if self._hosted is not None:
-            self._hosted.cut()
+            self._hosted.cut(expected=True)
 
     async def close(self) -> None:
         """Release the group, its threads, sockets and port. Idempotent.
@@ -173,10 +173,10 @@ async def _step(hosted: HostedChannel, timeout: float, function: Callable[[], No
         with anyio.fail_after(timeout + _GRACE):
             await _in_thread(function)
     except TimeoutError as error:
-        hosted.cut()
+        hosted.cut(expected=True)
         raise TransferFailed(f"group {hosted.channel.name} hung for {timeout:.1f} s and was left to itself") from error
     except BaseException:
-        hosted.cut()
+        hosted.cut(expected=True)
         raise
 
 

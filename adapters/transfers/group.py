@@ -15,7 +15,7 @@ from adapters.transfers.rendezvous import reason, seconds
 from lifecycle.errors import TransferFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -27,8 +27,11 @@ _WINDOW = 4
 _GRACE = 0.2
 """Seconds that the backend's own timeout, which says more about the cause, is given before ours strikes."""
 
-_PATIENCE = 5.0
-"""Seconds to wait for NCCL to let go of a communicator, before it is left to its thread."""
+_GLANCE = 0.5
+"""Seconds between looks at the connections of an operation that lasts."""
+
+_PATIENCE = {"nccl": 5.0, "gloo": 1.0}
+"""Seconds to wait for a backend to let go of a group, before it is left to its thread."""
 
 
 class Group:
@@ -56,6 +59,7 @@ class Group:
         self._connections = connections
         self._whole = True
         self._abort: threading.Thread | None = None
+        self._waiting: set[threading.Event] = set()
         self._lock = threading.Lock()
 
     @property
@@ -103,18 +107,26 @@ class Group:
             was_whole, self._whole = self._whole, False
             sockets.cut(self._connections)
             if was_whole and self.kind == "nccl":
-                self._abort = _abort(self._backend)
+                self._abort = _in_background(self._backend.abort)
+            waiting = tuple(self._waiting)
+        for event in waiting:
+            event.set()
 
     def close(self) -> None:
-        """Release threads and sockets. Idempotent. Blocks while an operation is running: `cut` first if one may be."""
+        """Release threads and sockets. Idempotent. Blocks while an operation is running: `cut` first if one may be.
+
+        A backend that does not let go, as gloo when it has lost an operation, is left to a thread of its own.
+        """
         if self.kind == "nccl":
             self.cut()
         with self._lock:
             self._whole = False
+            held = [self._backend, self._store]
             self._backend = self._store = None
             self._connections = frozenset()
-        if self._abort is not None:
-            self._abort.join(timeout=_PATIENCE)
+        for release in (self._abort, _in_background(held.clear)):
+            if release is not None:
+                release.join(timeout=_PATIENCE[self.kind])
 
     def _payload(self, tensor: Tensor) -> Tensor:
         if not tensor.is_contiguous():
@@ -140,12 +152,33 @@ class Group:
             raise self._failure(payload.nbytes, error) from error
 
     def _finish(self, work: Any, nbytes: int, deadline: float) -> None:
+        if self.kind == "gloo":
+            self._await(work, nbytes, deadline)
         try:
             work.wait(seconds(deadline - time.monotonic() + _GRACE))
             if self.kind == "nccl":
                 torch.cuda.current_stream().synchronize()
         except RuntimeError as error:
             raise self._failure(nbytes, error) from error
+
+    def _await(self, work: Any, nbytes: int, deadline: float) -> None:
+        """Wait for the end of an operation, or raise where its connections are gone and it does not come.
+
+        gloo loses an operation now and then that begins while a connection is being closed, and reports it only when
+        its time is up. Its thread keeps the memory until then; nothing can arrive in it any more.
+        """
+        woken = _ending_of(work)
+        with self._lock:
+            self._waiting.add(woken)
+            lasts = self._whole
+        try:
+            while lasts and not woken.wait(_GLANCE):
+                lasts = self.whole and time.monotonic() < deadline + _GRACE
+        finally:
+            with self._lock:
+                self._waiting.discard(woken)
+        if not (work.is_completed() or self.whole or _ending_of(work).wait(_GRACE)):
+            raise self._failure(nbytes, RuntimeError("a peer has hung up"))
 
     def _failure(self, nbytes: int, error: Exception) -> TransferFailed:
         cause = reason(error) if self._whole else "the group was cut"
@@ -155,8 +188,15 @@ class Group:
         )
 
 
-def _abort(backend: Any) -> threading.Thread:
-    """Abort a NCCL communicator, in a thread that nobody must wait for: it blocks while another group hangs."""
-    thread = threading.Thread(target=backend.abort, name="nccl-abort", daemon=True)
+def _ending_of(work: Any) -> threading.Event:
+    """Return what is set as soon as the operation ends, well or not."""
+    ended = threading.Event()
+    work.get_future().add_done_callback(lambda _: ended.set())
+    return ended
+
+
+def _in_background(function: Callable[[], object]) -> threading.Thread:
+    """Call what may block for long, such as the release of a group that hangs, in a thread nobody need wait for."""
+    thread = threading.Thread(target=function, name="release-group", daemon=True)
     thread.start()
     return thread

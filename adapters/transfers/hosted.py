@@ -27,6 +27,9 @@ __all__ = ["HostedChannel"]
 _ATTEMPTS = 100
 """Ports tried before giving up, where somebody else took them."""
 
+_LATECOMERS = 3.0
+"""Seconds for which engines that were told to join, but did not yet, are turned away instead of finding nobody."""
+
 
 class HostedChannel:
     """A store, then a group at it, and a buffer: what one channel holds.
@@ -97,13 +100,17 @@ class HostedChannel:
         with _device_of(bucket.payload):
             self._group.broadcast_all(self._staged(bucket.payload, bucket.nbytes), timeout=timeout)
 
-    def cut(self) -> None:
-        """End it: blocked threads return, here and in the engines. Idempotent, any thread."""
+    def cut(self, *, expected: bool = False) -> None:
+        """End it: blocked threads return, here and in the engines. Idempotent, any thread.
+
+        Args:
+            expected: Whether engines may have been told to join. Those that come a little later are turned away.
+        """
         with self._lock:
             self._was_cut = True
             rendezvous, group = self._rendezvous, self._group
         if rendezvous is not None:
-            rendezvous.cut()
+            rendezvous.cut(latecomers=_LATECOMERS if expected and group is None else 0.0)
         if group is not None:
             group.cut()
 

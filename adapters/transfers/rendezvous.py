@@ -59,14 +59,28 @@ class Rendezvous:
             raise TransferFailed(f"the rendezvous at {self.address}:{self.port} is closed")
         return self._store
 
-    def cut(self) -> None:
-        """Stop listening, and end the waiting of every rank that is connected, this one's too. Idempotent, any thread.
+    def cut(self, *, latecomers: float = 0.0) -> None:
+        """End the waiting of every rank that is connected, this one's too, and stop listening. Idempotent, any thread.
 
-        An engine may be blocked in its half for as long as the store lives, and generates nothing meanwhile.
+        An engine may be blocked in its half for as long as the store lives, and generates nothing meanwhile. Where it
+        may have been told to come and has not, its client would knock until its own time is up at a door that is gone:
+        so ranks that come within `latecomers` seconds are still let in, and turned away.
         """
-        if self._store is not None:
-            sockets.cut(sockets.find(lambda ours, peer: self._end in (ours, peer)))
-        self.close()
+        store, self._store = self._store, None
+        if store is None:
+            return
+        self._turn_away()
+        if latecomers > 0:
+            threading.Thread(target=self._linger, args=(store, latecomers), name="turn-away", daemon=True).start()
+
+    def _turn_away(self) -> None:
+        sockets.cut(sockets.find(lambda ours, peer: self._end in (ours, peer)))
+
+    def _linger(self, _store: c10d.Store, limit: float) -> None:
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            time.sleep(_RETRY)
+            self._turn_away()
 
     def close(self) -> None:
         """Stop listening; where a group still uses the store, as soon as that is closed. Idempotent."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from adapters.engines.dialect import Lane, Reply
 from adapters.engines.sglang import SGLang
@@ -185,9 +186,10 @@ def test_an_abort_never_meets_a_pause_that_may_have_landed() -> None:
 
 
 def test_an_abort_never_meets_a_foreign_pause() -> None:
-    """An engine found paused may stand in place, by somebody before us."""
+    """An engine found paused may stand in place, by somebody before us. While a pause is sent, nothing is known."""
     dialect, _ = probed(MODEL, SERVER, NOT_READY, ROUTES)
-    calls, _ = converse(dialect.perform(e.PauseGeneration(mode=PauseMode.ABORT), PAUSED), OK, OK)
+    facts = evolve(CLEAN, paused=None)
+    calls, _ = converse(dialect.perform(e.PauseGeneration(mode=PauseMode.ABORT), facts), OK, OK)
     assert [call.body["mode"] for call in calls] == ["retract", "abort"]
 
 

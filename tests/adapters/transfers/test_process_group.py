@@ -1,6 +1,7 @@
 """Groups of our own: they meet torch's, end when told to, and leave nothing behind."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -189,6 +190,50 @@ def test_waiting_for_ranks_can_be_cut(rendezvous: Rendezvous) -> None:
             each.result()
     with pytest.raises(TransferFailed, match="closed"):
         host(rendezvous)
+
+
+def test_ranks_that_come_too_late_are_turned_away(rendezvous: Rendezvous) -> None:
+    """A rank that was told to join, and comes after the cut, would knock at a closed door until its own time is up."""
+    rendezvous.cut(latecomers=60.0)
+    with pytest.raises(TransferFailed, match=r"rank 1 of 2 did not meet the others .*: (?!wait timeout)"):
+        joining(rendezvous.port, "a/group", timeout=25.0).result()
+
+
+class Lost:
+    """An operation of which gloo never says that it has ended."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def broadcast(self, _tensors: list[torch.Tensor], _options: object) -> "Lost":
+        """Begin."""
+        self.begun.set()
+        return self
+
+    def get_future(self) -> torch.futures.Future[None]:
+        """Return what is never set."""
+        return torch.futures.Future()
+
+    def is_completed(self) -> bool:
+        """Say that it goes on."""
+        return False
+
+    def wait(self, _timeout: object) -> None:
+        """Fail: this would last until the time is up."""
+        raise AssertionError("nobody may wait for it")
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["ours", "the peer's"])
+def test_an_operation_that_gloo_has_lost_blocks_nobody(pair: tuple[Group, Group], end: int) -> None:
+    """Where the connections are gone, by our cut or the peer's, its end is not waited for."""
+    sender, backend = pair[0], pair[0]._backend
+    sender._backend = lost = Lost()
+    sending = Outcome(lambda: sender.broadcast(torch.ones(9), timeout=600.0))
+    lost.begun.wait()
+    pair[end].cut()
+    with pytest.raises(TransferFailed, match="the group was cut" if end == 0 else "a peer has hung up"):
+        sending.result()
+    sender._backend = backend
 
 
 def test_a_receiver_without_rank_0_gives_up(unused: int) -> None:

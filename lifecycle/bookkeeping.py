@@ -9,6 +9,7 @@ from typing import Any
 from . import events as e
 from .cohort import Cohort
 from .fleet import EngineFacts, incarnation_changed, version_of
+from .history import Remembered, debt_of
 from .recorder import Recorder
 from .states import Outcome, Standing
 from .values import Acknowledgement, Capabilities
@@ -55,6 +56,26 @@ class Bookkeeper:
                 self.dirty(name, "weights are being written")
             case _:
                 pass
+
+    def recall(self, name: str, known: Remembered) -> None:
+        """Take over what a lifecycle before knew of an engine. A probe that finds another process undoes it."""
+        debt = known.debt
+        event = self._recorder.emit(
+            e.EngineRecalled,
+            engine=name,
+            incarnation=known.incarnation,
+            dirty=known.dirty,
+            unfit=known.unfit,
+            debt=debt.mode if debt else None,
+            certain=debt is not None and debt.certain,
+            continued=debt is not None and debt.continued,
+        )
+        # Where weights are partly written, a session may still be open: the next publication closes it first.
+        self._cohort.fleet.update(
+            name, incarnation=known.incarnation, dirty=known.dirty, session=known.dirty, unfit=known.unfit
+        )
+        if debt is not None:
+            self._cohort.ledger.restore(debt_of(event))
 
     def record(
         self, request: e.Request, acknowledgement: Acknowledgement, seconds: float, *, given_up: bool = False

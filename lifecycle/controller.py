@@ -15,6 +15,7 @@ from .errors import OperationFailed, TicketSettled
 from .fleet import Fleet
 from .gate import Admission
 from .generation import Generation, GenerationRequest
+from .history import History, Remembered
 from .journal import Journal
 from .machine import LifecycleMachine
 from .ports import EnginePort, TransferPort, WeightSource
@@ -60,7 +61,8 @@ class Lifecycle:
 
         `transfer` may be given for each `publish()` instead. `budget`: `None` for no bound. `name`: the run; engines
         are labelled `NAME:VERSION`. `initial_version`: what the engines hold already; `None`: nothing serves before
-        the first publication. `journal`: a file, continued where it exists, or a sink. Raises `ValueError` for engines
+        the first publication. `journal`: a file, continued where it exists, or a sink; a file also
+        tells what a lifecycle before it left, so that attaching settles that. Raises `ValueError` for engines
         that share a name, a name that is empty, or a version below 0.
         """
         if not name or any(c.isspace() for c in name):
@@ -83,6 +85,7 @@ class Lifecycle:
             version=initial_version,
         )
         sink = Journal(journal) if isinstance(journal, (str, os.PathLike)) else journal
+        self._history = sink.history if isinstance(sink, Journal) else History()
         self._machine = LifecycleMachine(self._cohort)
         self._context = Context.of(self._cohort, self._machine, self._ports, self.deadlines, sink)
         self._driver = Driver(self._context, self._machine)
@@ -178,7 +181,11 @@ class Lifecycle:
                 max_staleness=budget.max_staleness if budget else None,
                 max_concurrent=budget.max_concurrent if budget else None,
                 accepted=budget.counted if budget else 0,
+                addresses=tuple(getattr(port, "address", "") for port in self._ports.values()),
             )
+            for name, known in self._history.engines.items():
+                if name in self._ports and known != Remembered():
+                    self._context.books.recall(name, known)
             await self._driver.run(Trigger.ATTACH, Intent(mode=self.pause_mode))
 
         try:

@@ -15,6 +15,7 @@ import attrs
 
 from .errors import JournalUnreadable
 from .events import Event, all_events
+from .history import History
 
 _log = logging.getLogger("lifecycle")
 
@@ -38,10 +39,11 @@ def decode(line: str | bytes, number: int = 1) -> Event:
     if kind is None:
         raise JournalUnreadable(number, "not an event that a lifecycle writes")
     expected = _CONVERTERS[kind]
-    if odd := set(fields) ^ set(expected):
+    # A field that came later than the journal has a default.
+    if odd := set(fields) - set(expected) | (_REQUIRED[kind] - set(fields)):
         raise JournalUnreadable(number, f"{kind.__name__}: missing or unknown fields {sorted(odd)}")
     try:
-        return kind(**{name: convert(fields[name]) for name, convert in expected.items()})
+        return kind(**{name: expected[name](value) for name, value in fields.items()})
     except (TypeError, ValueError) as error:
         raise JournalUnreadable(number, f"{kind.__name__}: {error}") from error
 
@@ -63,6 +65,8 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.history = History()
+        """What it told before it was opened."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.last_seq = self._repair()
         self._file = self.path.open("a", encoding="utf-8", newline="\n")
@@ -99,6 +103,7 @@ class Journal:
         last = 0
         for _, event in read(self.path):
             last = event.seq
+            self.history.note(event)
         content = self.path.read_bytes()
         if content and not content.endswith(b"\n"):
             os.truncate(self.path, content.rfind(b"\n") + 1)
@@ -107,8 +112,9 @@ class Journal:
 
 def _converter(declared: Any) -> Callable[[Any], Any]:
     options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
-    if any(isinstance(option, type) and issubclass(option, Enum) for option in options):
-        return typing.cast("Callable[[Any], Any]", options[0])
+    if isinstance(options[0], type) and issubclass(options[0], Enum):
+        kind = options[0]
+        return lambda value: None if value is None and types.NoneType in options else kind(value)
     if typing.get_origin(declared) is tuple:
         return _strings
     accepted = tuple(int if option is float else option for option in options) + options
@@ -130,6 +136,11 @@ def _strings(value: Any) -> tuple[str, ...]:
 _VOCABULARY = all_events()
 _JOURNALLED = {
     kind: tuple(f.name for f in attrs.fields(kind) if f.metadata.get("journal", True)) for kind in _VOCABULARY.values()
+}
+_STAMPS = {field.name for field in attrs.fields(Event)}
+_REQUIRED = {
+    kind: {f.name for f in attrs.fields(kind) if f.name in names and (f.default is attrs.NOTHING or f.name in _STAMPS)}
+    for kind, names in _JOURNALLED.items()
 }
 _CONVERTERS = {
     kind: {name: _converter(typing.get_type_hints(kind)[name]) for name in names} for kind, names in _JOURNALLED.items()

@@ -38,6 +38,12 @@ class PauseLedger:
         debt = self._debts[engine] = Debt(engine=engine, mode=mode, epoch=epoch, certain=certain, renewed=renewed)
         return debt
 
+    def restore(self, debt: Debt) -> None:
+        """Take over a debt that a lifecycle before has left."""
+        if debt.engine not in self._debts:
+            self.pauses += 1
+        self._debts[debt.engine] = debt
+
     def confirm(self, engine: str) -> None:
         """Record that the engine acknowledged its pause."""
         if engine in self._debts:

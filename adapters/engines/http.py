@@ -85,6 +85,11 @@ class HttpEngine:
         return self._name
 
     @property
+    def address(self) -> str:
+        """Its URL without credentials: for the journal, so that whoever comes after a killed trainer finds it."""
+        return self._base
+
+    @property
     def dialect(self) -> Dialect:
         """How this server is spoken to."""
         return self._dialect

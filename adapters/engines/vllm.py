@@ -185,7 +185,8 @@ class VLLM(Mapped):
         return simply(_post("/abort_requests", {}, idempotent=True))
 
     def _canary(self, _request: events.Canary, engine: EngineFacts) -> Steps[Acknowledgement]:
-        tiny = GenerationRequest(input_ids=[0], max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        # Of a prompt of one token a new server on CPU dies, if it is its first.
+        tiny = GenerationRequest(input_ids=[0] * 5, max_new_tokens=1, temperature=0.0, ignore_eos=True)
         reply = yield from self._ask_for(tiny, Lane.CONTROL)
         ack = classify(reply)
         choices = field_of(reply, "choices")

@@ -60,27 +60,45 @@ class Format(StrEnum):
 
 @app.command()
 def demo(  # noqa: PLR0917 - typer calls it by name
-    engines: Annotated[int, typer.Option(min=1, max=16, help="Embedded engines, each a process.")] = 2,
+    engines: Annotated[
+        int | None, typer.Option(min=1, max=16, show_default="2", help="Embedded engines, each a process.")
+    ] = None,
+    engine_urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine", metavar="URL", show_default="none", help="A running server instead; may be given repeatedly."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps, each with a publication.")] = 60,
     dialect: Annotated[Dialect, typer.Option(help="What the engines speak.")] = Dialect.SGLANG,
     transfer: Annotated[Transfer, typer.Option(help="How weights travel.")] = Transfer.BROADCAST,
+    groups: Annotated[
+        int | None, typer.Option(min=1, show_default="32, or 16 with --engine", help="Prompts a step.")
+    ] = None,
+    group_size: Annotated[int, typer.Option(min=2, help="Samples a prompt.")] = 16,
     max_staleness: Annotated[int, typer.Option(min=0, help="Versions a consumed rollout may be behind.")] = 2,
     pause_mode: Annotated[PauseMode, typer.Option(help="What a pause does to requests in flight.")] = PauseMode.ABORT,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Where the journal and the diagram go.")] = Path("run"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary there as JSON.")] = None,
 ) -> None:
-    """Train a small policy by asynchronous RL against embedded engines, and verify the trace."""
+    """Train a small policy by asynchronous RL, against embedded engines or running servers, and verify the trace."""
+    if engine_urls and engines is not None:
+        _fail(UNREADABLE, "--engines starts embedded engines and --engine attaches to others: give one of the two")
     _require("torch", "starlette", "uvicorn", "safetensors")
     console = Console()
     try:
-        from .demo.run import DemoFailed, Options, run  # noqa: PLC0415 - torch takes a second; others do without
+        from .demo.options import Options  # noqa: PLC0415 - torch takes a second; others do without
+        from .demo.run import DemoFailed, run  # noqa: PLC0415
 
         options = Options(
-            engines=engines,
+            engines=2 if engines is None else engines,
+            urls=tuple(engine_urls or ()),
             steps=steps,
             dialect=dialect.value,
             transfer=transfer.value,
+            groups=groups,
+            group_size=group_size,
             max_staleness=max_staleness,
             pause_mode=pause_mode,
             seed=seed,
@@ -105,6 +123,22 @@ def demo(  # noqa: PLR0917 - typer calls it by name
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(FINE if result.sound else VIOLATION)
+
+
+@app.command()
+def demo_model(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it; made where missing.")],
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Write the demo's untrained policy, for servers that `demo --engine` attaches to."""
+    _require("torch", "safetensors")
+    from .demo.checkpoint import write_model  # noqa: PLC0415 - torch takes a second
+
+    try:
+        write_model(directory, seed=seed)
+    except ValueError as error:
+        _fail(UNREADABLE, str(error))
+    sys.stdout.write(f"{directory}\n")
 
 
 @app.command()

@@ -127,6 +127,26 @@ class LifecycleOpened(Fact):
     max_concurrent: int | None = None
     accepted: int = 0
     """Accepted rollouts that count against the budget already."""
+    addresses: tuple[str, ...] = ()
+    """Where the engines are, in the order of `engines`; empty strings for those that have no address."""
+
+
+@frozen(kw_only=True)
+class EngineRecalled(Fact):
+    """What the lifecycle before, which ended or was killed, knew of an engine, is taken over from its journal."""
+
+    engine: str
+    incarnation: str | None = None
+    """Of the process that it was about; of another one nothing is known."""
+    dirty: bool = False
+    unfit: str = ""
+    """Why it may not serve the version that it holds."""
+    debt: PauseMode | None = None
+    """Mode of its pause that no continue has matched."""
+    certain: bool = False
+    """That pause was acknowledged."""
+    continued: bool = False
+    """A continue was acknowledged since, and a probe must still say that the engine runs."""
 
 
 @frozen(kw_only=True)

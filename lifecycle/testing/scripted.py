@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import anyio
 from attrs import define, field, frozen
@@ -121,7 +121,7 @@ class ScriptedEngine:
 
     # ------------------------------------------------------------------------------------------------- for the test
 
-    def on(self, request: type[e.Request], *steps: Step) -> "ScriptedEngine":
+    def on(self, request: type[e.Request], *steps: Step) -> Self:
         """Let the next requests of this kind meet `steps`, one each, before the engine behaves again."""
         self._script[request].extend(steps)
         return self

@@ -7,6 +7,7 @@ from attrs import evolve
 
 from lifecycle import events as e
 from lifecycle.fleet import version_of
+from lifecycle.history import debt_of
 from lifecycle.states import Outcome, State
 
 from .known import Known
@@ -28,6 +29,7 @@ class Debts:
         self._left: dict[str, str | None] = {}
         """Engines that a killed lifecycle left paused, and the process that was."""
         self.rules: Mapping[type[e.Event], Callable[[Any], None]] = {
+            e.EngineRecalled: self._recalled,
             e.PauseGeneration: self._pause,
             e.EnginePaused: self._paused,
             e.ContinueGeneration: self._continue,
@@ -74,6 +76,15 @@ class Debts:
         if name in self._left:
             del self._left[name]
             self._known.verdict.pauses -= 1
+
+    def _recalled(self, event: e.EngineRecalled) -> None:
+        known, name = self._known, event.engine
+        known.cohort.fleet.update(name, incarnation=event.incarnation)
+        if (name in self._left) is not (event.debt is not None):
+            known.breach("pauses-matched", f"{name} is recalled with another debt than it was left with")
+        if event.debt is not None:
+            self._take_over(name)
+            known.cohort.ledger.restore(debt_of(event))
 
     def _pause(self, event: e.PauseGeneration) -> None:
         known, name = self._known, str(event.engine)

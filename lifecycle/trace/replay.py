@@ -1,7 +1,8 @@
 """One pass over a trace: every event is checked against everything before it."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from lifecycle import events as e
 from lifecycle.journal import read
@@ -40,12 +41,10 @@ class _Replay:
         self._debts = Debts(self._known)
         self._weights = Weights(self._known)
         self._rollouts = Rollouts(self._known)
-        self._rules = {
-            **self._transitions.rules,
-            **self._debts.rules,
-            **self._weights.rules,
-            **self._rollouts.rules,
-        }
+        self._rules: dict[type[e.Event], list[Callable[[Any], None]]] = {}
+        for replayed in (self._transitions, self._debts, self._weights, self._rollouts):
+            for kind, rule in replayed.rules.items():
+                self._rules.setdefault(kind, []).append(rule)
 
     def take(self, line: int, event: e.Event) -> None:
         """Check one event."""
@@ -65,8 +64,10 @@ class _Replay:
             self._debts.transition(event)
             self._weights.transition(event)
         engine = getattr(event, "engine", None)
-        if (rule := self._rules.get(type(event))) is not None and (engine is None or known.is_known(engine)):
-            rule(event)
+        rules = self._rules.get(type(event), [])
+        if rules and (engine is None or known.is_known(engine)):
+            for rule in rules:
+                rule(event)
         self._check_stamps(event)
 
     def end(self) -> Verdict:

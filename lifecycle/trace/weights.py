@@ -28,6 +28,7 @@ class Weights:
         self._generated: set[str] = set()
         """Engines that answered the canary of the transition at hand."""
         self.rules: Mapping[type[e.Event], Callable[[Any], None]] = {
+            e.EngineRecalled: self._recalled,
             e.PauseProven: self._pause_proven,
             e.BeginUpdate: self._begin,
             e.UpdateBegun: self._begun,
@@ -68,6 +69,9 @@ class Weights:
                 cohort.publication = None
             case _:
                 pass
+
+    def _recalled(self, event: e.EngineRecalled) -> None:
+        self._known.cohort.fleet.update(event.engine, dirty=event.dirty, session=event.dirty, unfit=event.unfit)
 
     # ------------------------------------------------------------------------------------------------ the publication
 

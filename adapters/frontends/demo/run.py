@@ -1,8 +1,8 @@
 """Put the demo together: engines, lifecycle, rollouts, trainer; and tell how it went."""
 
-import json
 import signal
 import statistics
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,36 +15,33 @@ import torch
 from attrs import define, field, frozen
 from rich.console import Console
 
-from adapters.engines import EmbeddedEngine, SGLangEngine, VLLMEngine
+from adapters.engines import HttpEngine
 from adapters.engines.embedded import save
 from adapters.transfers import Broadcast, Disk, ModuleSource
-from lifecycle import FleetPolicy, Lifecycle, PauseMode, PublishReport, StalenessBudget, Standing, State, errors
+from lifecycle import (
+    Deadlines,
+    FleetPolicy,
+    Lifecycle,
+    PublishReport,
+    StalenessBudget,
+    Standing,
+    State,
+    errors,
+)
 from lifecycle.diagram import markdown, mermaid
 from lifecycle.ports import TransferPort
 from lifecycle.trace import Verdict, verify_file
 
+from . import fleet
 from .display import Display, Progress
+from .options import Options
 from .rollouts import Rollouts
 from .trainer import Trainer, new_model
 
-_GROUPS, _GROUP_SIZE = 32, 16
+_FOREIGN_ATTACH_SECONDS = 10.0
+"""Servers are given by URL when they run, so one that does not answer is told soon."""
 _REWARDS_AVERAGED = 5
 """Steps over which the last reward is averaged."""
-_SPEAKS = {"sglang": SGLangEngine, "vllm": VLLMEngine}
-
-
-@frozen(kw_only=True)
-class Options:
-    """What can be chosen."""
-
-    engines: int = 2
-    steps: int = 60
-    dialect: str = "sglang"
-    transfer: str = "broadcast"
-    max_staleness: int = 2
-    pause_mode: PauseMode = PauseMode.ABORT
-    seed: int = 0
-    out: Path = Path("run")
 
 
 @define(kw_only=True)
@@ -102,7 +99,8 @@ def run(options: Options, console: Console) -> Result:
 
 def _prepare(options: Options) -> Path:
     """Check what can be checked, and make place for the files. Returns where the journal goes."""
-    modes = _SPEAKS[options.dialect]("http://127.0.0.1").capabilities.pause_modes
+    fleet.at(options.urls, dialect=options.dialect)
+    modes = fleet.SPEAKS[options.dialect]("http://127.0.0.1").capabilities.pause_modes
     if options.pause_mode not in modes:
         known = ", ".join(sorted(mode.value for mode in modes))
         raise ValueError(f"{options.dialect} has no pause mode {options.pause_mode.value!r}; it has {known}")
@@ -123,39 +121,73 @@ async def _main(options: Options, record: Record, journal: Path, console: Consol
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="rollout-lifecycle-")))
         await stack.enter_async_context(_ended_by_signals(record))
         save(model, directory / "model")
-        console.print(f"starting {options.engines} embedded engines ({options.dialect}) ...", highlight=False)
-        engines = await _start(stack, options, directory / "model", record)
-        lifecycle = Lifecycle(
-            [engine.engine for engine in engines],
-            transfer=_transfer(options, directory),
-            budget=StalenessBudget(
-                batch_size=_GROUPS * _GROUP_SIZE,
-                max_staleness=options.max_staleness,
-                max_concurrent=2 * _GROUPS * _GROUP_SIZE,
-            ),
-            name="demo",
-            pause_mode=options.pause_mode,
-            # One engine is enough to go on, and to learn: more slowly.
-            policy=FleetPolicy(min_engines=1),
-            journal=journal,
-        )
-        await stack.enter_async_context(lifecycle)
+        engines = await _engines(stack, options, directory / "model", record, console)
+        lifecycle = _lifecycle(options, engines, directory, journal)
+        if options.urls:
+            await fleet.attach(stack, lifecycle, engines, dialect=options.dialect)
+        else:
+            await stack.enter_async_context(lifecycle)
         display = stack.enter_context(Display(lifecycle, console))
         await _train(options, record, lifecycle, model, display)
+
+
+async def _engines(
+    stack: AsyncExitStack, options: Options, model: Path, record: Record, console: Console
+) -> list[HttpEngine]:
+    """Start engines, or take those that run already."""
+    if options.urls:
+        engines = fleet.at(options.urls, dialect=options.dialect)
+        names = ", ".join(engine.name for engine in engines)
+        console.print(f"attaching to {names} ({options.dialect}) ...", highlight=False, soft_wrap=True)
+        fleet.write_processes(options.out, [])
+        return engines
+    console.print(f"starting {options.engines} embedded engines ({options.dialect}) ...", highlight=False)
+    return await fleet.start(
+        stack, options.engines, dialect=options.dialect, model=model, out=options.out, died=record.died
+    )
+
+
+def _lifecycle(options: Options, engines: list[HttpEngine], directory: Path, journal: Path) -> Lifecycle:
+    return Lifecycle(
+        engines,
+        transfer=_transfer(options, directory),
+        budget=StalenessBudget(
+            batch_size=options.groups_a_step * options.group_size,
+            max_staleness=options.max_staleness,
+            max_concurrent=options.max_concurrent,
+        ),
+        # A server that outlives this run must not take the next one's labels for its own.
+        name=f"demo-{uuid.uuid4().hex[:8]}" if options.urls else "demo",
+        # What others were started from is any model of the demo, trained or not.
+        initial_version=None if options.urls else 0,
+        pause_mode=options.pause_mode,
+        deadlines=Deadlines(attach=_FOREIGN_ATTACH_SECONDS) if options.urls else None,
+        # One engine is enough to go on, and to learn: more slowly.
+        policy=FleetPolicy(min_engines=1),
+        journal=journal,
+    )
 
 
 async def _train(options: Options, record: Record, lifecycle: Lifecycle, model: Any, display: Display) -> None:
     trainer = Trainer(model)
     source = ModuleSource(model)
-    rollouts = Rollouts(lifecycle, group_size=_GROUP_SIZE, in_progress=2 * _GROUPS, seed=options.seed)
+    # Servers of others are left whole: what has begun to move is finished first when a signal ends the demo.
+    whole = bool(options.urls)
+    if lifecycle.version is None:
+        with anyio.CancelScope(shield=whole):
+            await _publish_first(lifecycle, source)
+    rollouts = Rollouts(
+        lifecycle, group_size=options.group_size, in_progress=2 * options.groups_a_step, seed=options.seed
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(rollouts.run)
         for step in range(1, options.steps + 1):
-            groups = await rollouts.batch(_GROUPS, options.max_staleness)
+            groups = await rollouts.batch(options.groups_a_step, options.max_staleness)
             staleness = lifecycle.consume(sample.ticket for group in groups for sample in group.samples)
             # In a thread, so that engines are fed and rollouts accepted while the trainer computes.
             reward = await anyio.to_thread.run_sync(trainer.step, groups)
-            report = await publish(lifecycle, source, step)
+            with anyio.CancelScope(shield=whole):
+                report = await publish(lifecycle, source, step)
             record.rewards.append(reward)
             record.reports.append(report)
             display.show(
@@ -169,6 +201,15 @@ async def _train(options: Options, record: Record, lifecycle: Lifecycle, model: 
                 )
             )
         tasks.cancel_scope.cancel()
+
+
+async def _publish_first(lifecycle: Lifecycle, source: ModuleSource) -> None:
+    """Give every engine the weights that training begins with, and open submission."""
+    report = await lifecycle.publish(source, version=0)
+    if report.fenced:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in report.fenced.items())
+        raise DemoFailed(f"the first weights were not taken by {reasons}")
+    await lifecycle.resume()
 
 
 async def publish(lifecycle: Lifecycle, source: ModuleSource, version: int) -> PublishReport:
@@ -222,23 +263,12 @@ def _the_cause(error: BaseException) -> BaseException:
     return next((leaf for leaf in leaves if isinstance(leaf, errors.LifecycleError)), leaves[0])
 
 
-async def _start(stack: AsyncExitStack, options: Options, model: Path, record: Record) -> list[EmbeddedEngine]:
-    """Start the engines side by side, each in a process of its own, and write down which those are."""
-    engines = [EmbeddedEngine(model=model, dialect=options.dialect, name=f"engine-{i}") for i in range(options.engines)]
-    async with anyio.create_task_group() as tasks:
-        for engine in engines:
-            stack.push_async_exit(engine)  # before it starts: it is ended whatever becomes of the others
-            tasks.start_soon(engine.__aenter__)
-    processes = [{"name": engine.engine.name, "pid": engine.pid, "url": engine.url} for engine in engines]
-    (options.out / "engines.json").write_text(json.dumps(processes, indent=2) + "\n", encoding="utf-8")
-    stack.callback(lambda: record.died.extend(engine.engine.name for engine in engines if not engine.running))
-    return engines
-
-
 def _transfer(options: Options, directory: Path) -> TransferPort:
     if options.transfer == "disk":
         return Disk(directory / "weights", template=directory / "model")
-    return Broadcast()
+    if options.urls:
+        return Broadcast(address=fleet.own_address(options.urls))
+    return Broadcast(backend="gloo")  # also where there is a GPU: embedded engines have none
 
 
 @asynccontextmanager

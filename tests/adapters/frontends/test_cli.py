@@ -9,9 +9,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from adapters.engines.embedded import CausalLM, LlamaConfig, load, save
 from adapters.frontends.cli import app
+from adapters.frontends.demo.trainer import new_model
 from lifecycle import Lifecycle, State
 from lifecycle.diagram import markdown, mermaid
 from lifecycle.testing import ScriptedEngine, ScriptedTransfer
@@ -161,6 +164,11 @@ def test_verify_needs_a_file_that_is_there(tmp_path: Path) -> None:
         ),
         (("--out", "/dev/null/here"), "/dev/null/here is no place for files"),
         (("--json", "/dev/null/here/summary.json"), "/dev/null/here/summary.json cannot be written"),
+        (("--engine", "http://h:1", "--engines", "2"), "--engines starts embedded engines and --engine attaches"),
+        (("--engine", "http://h:1", "--engine", "http://a:b@h:1/"), "--engine names h:1 more than once"),
+        (("--engine", "ftp://me:hidden-word@host"), "must start with http:// or https://"),
+        (("--groups", "0"), "--groups"),
+        (("--group-size", "1"), "--group-size"),
     ],
 )
 def test_demo_refuses_options_that_make_no_sense(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -170,6 +178,37 @@ def test_demo_refuses_options_that_make_no_sense(options: tuple[str, ...], says:
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.output
+    assert "hidden-word" not in result.output
+
+
+def test_demo_model_can_be_served(tmp_path: Path) -> None:
+    """It writes the policy of the seed where anybody may read it, names the place, and may do so again."""
+    directory = tmp_path / "parent" / "model"
+    before = os.umask(0o077)
+    try:
+        results = [invoke("demo-model", directory, "--seed", str(seed)) for seed in (1, 2)]
+    finally:
+        os.umask(before)
+    assert [(result.exit_code, result.output) for result in results] == [(0, f"{directory}\n")] * 2
+    served, policy = load(directory), new_model(seed=2)
+    assert served.config == policy.config
+    assert all(torch.equal(served.state_dict()[name], weight) for name, weight in policy.state_dict().items())
+    assert directory.stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in directory.iterdir()} == {0o644}
+
+
+def test_demo_model_spares_what_is_not_its_own(tmp_path: Path) -> None:
+    """A directory with anything else in it, above all another model, is left as it is, with exit code 2."""
+    other = save(CausalLM(LlamaConfig(vocab_size=48, hidden_size=16), seed=0), tmp_path / "other")
+    weights = (other / "model.safetensors").read_bytes()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "file").touch()
+    for directory in (other, tmp_path / "notes", tmp_path / "notes" / "file"):
+        result = invoke("demo-model", directory)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert result.stderr.startswith(f"{directory} ")
+    assert (other / "model.safetensors").read_bytes() == weights
+    assert [file.name for file in (tmp_path / "notes").iterdir()] == ["file"]
 
 
 def test_engine_needs_a_model(tmp_path: Path) -> None:
@@ -185,7 +224,7 @@ def test_engine_needs_a_model(tmp_path: Path) -> None:
 def test_every_command_explains_itself() -> None:
     """`--help` works for every command; without a command the help is printed, as bad usage."""
     assert invoke().exit_code == 2
-    for command in ("demo", "diagram", "verify", "engine"):
+    for command in ("demo", "demo-model", "diagram", "verify", "engine"):
         assert command in invoke("--help").output
         result = invoke(command, "--help")
         assert (result.exit_code, "Usage" in result.output) == (0, True)
@@ -197,7 +236,7 @@ def test_commands_that_need_no_tensors_do_without_torch(journal: Path) -> None:
         "import sys; from adapters.frontends.cli import main; sys.argv = ['rollout-lifecycle', *sys.argv[1:]]; "
         "code = main(); print(code, sorted({'torch', 'starlette', 'uvicorn', 'numpy'} & set(sys.modules)))"
     )
-    for arguments in (["diagram"], ["verify", journal], ["--help"], ["demo", "--help"], ["engine", "--help"]):
+    for arguments in (["diagram"], ["verify", journal], ["--help"], ["demo", "--help"], ["demo-model", "--help"]):
         assert run_python(code, *arguments).stdout.splitlines()[-1] == "0 []"
 
 

@@ -1,7 +1,7 @@
 """One server of each chosen engine at a time, brought back to the same state after every test.
 
-`--engines` chooses; a test that belongs to one dialect says so by `DIALECT` in its module, and one that asks for `mode`
-runs once for each pause mode of its engine.
+`--engines` chooses; a test that belongs to one dialect says so by `DIALECT` in its module, one that belongs to some
+engines only by `ENGINES`, and one that asks for `mode` runs once for each pause mode of its engine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import torch
 
 from adapters.engines.embedded import CausalLM, LlamaConfig, save
 
+from .dialects import wire_to
 from .engines.servers import KINDS, Server
 from .expectations import MODES
-from .wire import PROMPT, Wire, wire_to
+from .wire import PROMPT, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,15 +45,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what makes no sense: another dialect's tests, and its modes."""
+    """Leave out what makes no sense: tests of another dialect or engine, and modes of another dialect."""
     collected = config.stash.setdefault(_COLLECTED, set())
-    agreeable = all(KINDS[name].agreeable for name in _chosen(config))
+    chosen = _chosen(config)
+    agreeable = all(KINDS[name].agreeable for name in chosen)
     kept = []
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         kind = KINDS.get(str(parameters.get("server")))
+        module = getattr(item.getparent(pytest.Module), "obj", None)
+        if not getattr(module, "ENGINES", KINDS.keys()) & ({kind.name} if kind else set(chosen)):
+            continue
         if kind is not None:
-            module = getattr(item.getparent(pytest.Module), "obj", None)
             if getattr(module, "DIALECT", kind.dialect) != kind.dialect:
                 continue
             if parameters.get("mode", parameters.get("keeping", "abort")) not in MODES[kind.dialect]:

@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .conftest import Weights
-    from .wire import SGLang
+    from .dialects import SGLang
 
 DIALECT = "sglang"
 

@@ -12,7 +12,8 @@ from .wire import GROUP
 
 if TYPE_CHECKING:
     from .conftest import Weights
-    from .wire import Named, SGLang
+    from .dialects import SGLang
+    from .wire import Named
 
 DIALECT = "sglang"
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed"

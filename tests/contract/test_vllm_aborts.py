@@ -9,8 +9,8 @@ import pytest
 from .wire import PROMPT
 
 if TYPE_CHECKING:
+    from .dialects import VLLM
     from .flights import Flight
-    from .wire import VLLM
 
 DIALECT = "vllm"
 

@@ -11,8 +11,9 @@ from .trainer import training
 
 if TYPE_CHECKING:
     from .conftest import Weights
+    from .dialects import VLLM
     from .flights import Answer
-    from .wire import VLLM, Named
+    from .wire import Named
 
 DIALECT = "vllm"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .conftest import Weights
-    from .wire import SGLang
+    from .dialects import SGLang
 
 DIALECT = "sglang"
 GONE_SECONDS = 60.0

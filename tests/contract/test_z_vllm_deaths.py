@@ -12,7 +12,7 @@ from .trainer import training
 
 if TYPE_CHECKING:
     from .conftest import Weights
-    from .wire import VLLM
+    from .dialects import VLLM
 
 DIALECT = "vllm"
 GONE_SECONDS = 30.0

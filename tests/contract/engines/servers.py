@@ -21,14 +21,15 @@ from .install import ENGINES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KINDS", "Kind", "Server"]
+__all__ = ["KINDS", "Kind", "Server", "vllm_command"]
 
 _HERE = Path(__file__).parent
 _POLL = 0.1
 _TERM_SECONDS = 15.0
 
-# What a server is not told by this machine's settings, but by this file alone.
-_QUIET = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "2"}
+# What a server is not told by this machine's settings, but by this file alone. Its threads are few, since they wait for
+# each other by spinning, and so take the time of whatever else runs on a small machine.
+_QUIET = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 @attrs.frozen(kw_only=True)
@@ -184,10 +185,11 @@ def _sglang(model: Path, port: int) -> list[str]:
     return [*command, "--max-total-tokens", "65536", "--max-running-requests", "16", "--sleep-on-idle"]
 
 
-def _vllm(model: Path, port: int) -> list[str]:
-    command = [str(ENGINES["vllm"].python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+def vllm_command(model: Path, port: int, *, backend: str = "gloo", workers: int = 1) -> list[str]:
+    """Return the command line of a real vLLM with a weight-transfer backend and so many tensor-parallel workers."""
+    command = [str(ENGINES["vllm"].python), str(_HERE / "vllm_cpu.py"), "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--weight-transfer-config", '{"backend":"gloo"}']
+    command += ["--weight-transfer-config", json.dumps({"backend": backend}), "--tensor-parallel-size", str(workers)]
     return [*command, "--enable-scale-out", "--enable-server-load-tracking"]
 
 
@@ -219,14 +221,13 @@ KINDS = {
         Kind(
             name="vllm",
             dialect="vllm",
-            command=_vllm,
+            command=vllm_command,
             ready="/health",
             # Pinned to a core, as it is by default, its worker starves whatever else the kernel puts there for seconds.
             environment={
                 "VLLM_SERVER_DEV_MODE": "1",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "OMP_NUM_THREADS": "1",
             },
             start_seconds=300.0,
             patience=120.0,

@@ -11,8 +11,8 @@ from .cohort import Cohort
 from .fleet import EngineFacts, incarnation_changed, version_of
 from .history import Remembered, debt_of
 from .recorder import Recorder
-from .states import Outcome, Standing
-from .values import Acknowledgement, Capabilities
+from .states import Outcome, PauseMode, Standing
+from .values import Acknowledgement, Capabilities, EngineReport
 
 
 class Bookkeeper:
@@ -47,6 +47,7 @@ class Bookkeeper:
             case e.ContinueGeneration():
                 if cohort.fleet[name].dirty:
                     raise RuntimeError(f"{name} is dirty and must not be continued")
+                cohort.fleet.update(name, paused=None, idle=False)
             case e.BeginUpdate():
                 cohort.fleet.update(name, session=True, touched=False)
                 if request.kind in self._capabilities(name).at_risk_from_begin:
@@ -158,12 +159,19 @@ class Bookkeeper:
             self.fence(facts.name, Standing.LOST, ack.detail or "does not answer")
             return
         ledger = self._cohort.ledger
+        met = facts.incarnation is not None
         if incarnation_changed(facts, report):
-            self.settle_debt(facts.name, ledger.forget(facts.name), "the server process is a new one")
+            met = False
+            # A pause that the new process reports may be ours, sent after it was started and before anybody knew.
+            forgotten = not report.paused and ledger.forget(facts.name)
+            self.settle_debt(facts.name, forgotten, "the server process is a new one")
+            # So may its label be: written in the belief that it was the process before.
+            unfit = "the server process is a new one, and its label proves nothing"
             facts = self._cohort.fleet.update(
-                facts.name, session=False, touched=False, paused=None, idle=False, unfit=""
+                facts.name, session=False, touched=False, paused=None, idle=False, unfit=unfit
             )
             self.clean(facts.name, "the server process is a new one")
+            self.fence(facts.name, Standing.STALE, unfit)
         if report.paused is False:
             self.settle_debt(facts.name, ledger.seen_running(facts.name), "a probe says that it runs")
         self._cohort.fleet.update(
@@ -175,12 +183,27 @@ class Bookkeeper:
             asleep=report.asleep,
             world_size=report.world_size,
         )
+        if not facts.reachable and report.ready:
+            self.found(facts.name, "it answers, and is not settled yet")
         if facts.serving and self._cohort.fleet[facts.name].version != self._cohort.version:
             self.fence(facts.name, Standing.STALE, f"does not hold version {self._cohort.version} any more")
         if report.whole is False:
             # A session may be open that this process did not open; the next publication closes it first.
             self._cohort.fleet.update(facts.name, session=True)
             self.dirty(facts.name, "an update is open or was left half-way")
+        if report.paused and ledger.owed(facts.name) is None:
+            self._take_on_pause(facts.name, report, met=met)
+
+    def _take_on_pause(self, name: str, report: EngineReport, *, met: bool) -> None:
+        """Make a pause that is not known to be ours a debt, as soon as a probe tells of it.
+
+        In a process that was not met before, weights count as partly written unless something proves them: a killed
+        trainer may have left it so. Of one that was, it is known what was written to it.
+        """
+        cohort = self._cohort
+        cohort.ledger.owe(name, mode=PauseMode.ABORT, epoch=cohort.epoch, certain=True)
+        if not (met or report.whole or cohort.policy.trust_paused):
+            self.dirty(name, "found paused, and nothing proves that its weights are whole")
 
     def _paused(self, _: e.PauseGeneration, ack: Acknowledgement, facts: EngineFacts) -> None:
         if ack.done:

@@ -431,7 +431,8 @@ class Lifecycle:
         self, trigger: Trigger, intent: Intent | None = None, *, wait: bool = True, consumed: int | None = None
     ) -> Operation:
         async def work() -> Operation:
-            self._publisher.forget_wish()
+            if trigger is not Trigger.RECOVER:
+                self._publisher.forget_wish()
             return await self._driver.run(
                 trigger, intent or Intent(mode=self.pause_mode), transfer=self._transfer, consumed=consumed
             )

@@ -11,7 +11,8 @@ class State(Enum):
     SUSPENDED = "SUSPENDED"
     """Submission is closed; engines generate, so rollouts in progress can finish."""
     PAUSED = "PAUSED"
-    """Generation has stopped in every reachable engine."""
+    """Generation has stopped in every reachable engine. Nothing tells when somebody else continues one: BEGIN_UPDATE
+    proves it again."""
     UPDATING = "UPDATING"
     """Engines are open to new weights; what they hold may be partly written."""
     FAULTED = "FAULTED"

@@ -5,7 +5,7 @@ import anyio
 from lifecycle import events as e
 from lifecycle.errors import AttachFailed
 from lifecycle.guards import enough_serving
-from lifecycle.states import Outcome, PauseMode, Standing, Trigger
+from lifecycle.states import Outcome, Standing, Trigger
 from lifecycle.values import EngineReport
 
 from .context import Context, Operation, Procedure
@@ -66,7 +66,6 @@ class Attaching:
             if report is None:
                 context.books.fence(name, Standing.LOST, context.cohort.fleet[name].reason or "does not answer")
                 continue
-            self._take_on_pause(name, report)
             if (reason := self._behind(name)) is None:
                 context.books.serve(name)
             else:
@@ -77,16 +76,6 @@ class Attaching:
         attaching = operation.attempt.trigger is Trigger.ATTACH
         if attaching or enough_serving(context.cohort, operation.attempt.intent) is None:
             await self._pausing.continue_engines(operation, list(context.cohort.fleet))
-
-    def _take_on_pause(self, name: str, report: EngineReport) -> None:
-        """Make a pause that is not ours a debt; count its weights as partly written unless something proves them."""
-        cohort = self._context.cohort
-        # What is known now, which is more than the report where it was continued since.
-        if not cohort.fleet[name].paused or cohort.ledger.owed(name) is not None:
-            return
-        cohort.ledger.owe(name, mode=PauseMode.ABORT, epoch=cohort.epoch, certain=True)
-        if not report.whole and not cohort.policy.trust_paused:
-            self._context.books.dirty(name, "found paused, and nothing proves that its weights are whole")
 
     def _behind(self, name: str) -> str | None:
         """Return why an engine that answers cannot serve, or `None`."""
@@ -113,5 +102,5 @@ class Attaching:
         result = await self._context.effects.fan_out(e.LabelVersion, names, label=f"{run}:{version}")
         for name, acknowledgement in result.acknowledgements.items():
             if acknowledgement.done:
-                self._context.cohort.fleet.update(name, version=version)
+                self._context.cohort.fleet.update(name, version=version, unfit="")
                 self._context.books.serve(name)

@@ -115,6 +115,7 @@ class Debts:
             self._known.breach("dirty-never-continued", f"{name} is continued although it may be partly written")
         if self._known.cohort.ledger.owed(name) is None:
             self._known.breach("pauses-matched", f"{name} is continued, and no pause of it is on record")
+        self._known.cohort.fleet.update(name, paused=None, idle=False)
 
     def _was_continued(self, event: e.EngineContinued) -> None:
         if event.outcome is Outcome.DONE:
@@ -131,7 +132,7 @@ class Debts:
         if name in self._left and (event.paused is False or restarted):
             del self._left[name]
             self._known.verdict.continues += 1
-        gone = restarted and cohort.ledger.forget(name)
+        gone = restarted and not event.paused and cohort.ledger.forget(name)
         if gone or (event.paused is False and cohort.ledger.seen_running(name)):
             self._settled.add(name)
         if event.paused and cohort.ledger.owed(name) is None:
@@ -140,7 +141,7 @@ class Debts:
             cohort.ledger.owe(name, mode=cohort.mode, epoch=cohort.epoch, certain=True)
         facts = cohort.fleet[name]
         if restarted:
-            facts = evolve(facts, idle=False, session=False, unfit="")
+            facts = evolve(facts, idle=False, session=False, unfit="the server process is a new one")
         cohort.fleet.update(
             name,
             incarnation=event.incarnation,

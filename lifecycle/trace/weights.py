@@ -184,7 +184,7 @@ class Weights:
             self._must_succeed(event)
         elif event.outcome is Outcome.DONE:
             # Whole, and labelled by no run: the user's word counts for what it holds.
-            self._known.cohort.fleet.update(event.engine, version=self._known.cohort.version)
+            self._known.cohort.fleet.update(event.engine, version=self._known.cohort.version, unfit="")
 
     def _canary(self, event: e.CanaryAnswered) -> None:
         self._must_succeed(event)

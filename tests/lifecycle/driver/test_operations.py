@@ -157,7 +157,7 @@ async def test_pausing_twice_is_illegal_and_pausing_while_running_too() -> None:
 
 
 async def test_too_few_engines_fault_and_recovery_leads_out() -> None:
-    """FAULTED closes submission; waiters are told; `recover()` asks everybody again."""
+    """FAULTED closes submission; waiters are told; `recover()` asks everybody again, and trusts no label it finds."""
     stage = rig(3, min_engines=2)
     async with stage.lifecycle as lifecycle:
         await bring_to(lifecycle, State.PAUSED)
@@ -177,8 +177,10 @@ async def test_too_few_engines_fault_and_recovery_leads_out() -> None:
         check(stage)
         stage["E2"].restart(label="run:0")
         await lifecycle.recover()
-        assert stage.state() is State.SUSPENDED
+        assert stage.state() is State.PAUSED
         check(stage)
+        await lifecycle.publish(SOURCE, version=1)
+        await lifecycle.continue_generation()
         await lifecycle.resume()
         assert [view.standing for view in lifecycle.engines] == [Standing.LOST, Standing.SERVING, Standing.SERVING]
         check(stage)

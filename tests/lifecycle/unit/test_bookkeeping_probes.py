@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lifecycle import Outcome, Standing
+from lifecycle import FleetPolicy, Outcome, Standing
 from lifecycle import events as e
 from lifecycle.ports import Acknowledgement, EngineReport
 
@@ -50,7 +50,7 @@ def test_an_answer_without_a_report_is_no_answer() -> None:
     )
 
 
-@pytest.mark.parametrize("paused", [True, None])
+@pytest.mark.parametrize("paused", [False, None])
 def test_a_restarted_engine_is_a_new_one(paused: bool | None) -> None:
     """Nothing is remembered about a process that is no more: no debt, no dirt, no session, no idleness."""
     bench = workbench()
@@ -65,7 +65,49 @@ def test_a_restarted_engine_is_a_new_one(paused: bool | None) -> None:
     assert bench.cohort.ledger.owed("left") is None
     assert [fact.reason for fact in bench.told(e.DebtSettled)] == ["the server process is a new one"]
     assert [fact.engine for fact in bench.told(e.EngineCleaned)] == ["left"]
-    assert facts.standing is Standing.STALE
+    assert (facts.standing, facts.unfit) == (
+        Standing.STALE,
+        "the server process is a new one, and its label proves nothing",
+    )
+
+
+def test_a_pause_may_have_landed_in_the_process_that_came_after() -> None:
+    """A restarted engine that says that it is paused was paused by us, before anybody knew: the debt stays."""
+    bench = workbench()
+    bench.exchange(e.PauseGeneration, Outcome.DONE, stopped=True, idle=True)
+    _probe(bench, incarnation="2", label=None, paused=True)
+    assert bench.cohort.ledger.owed("left") is not None
+    assert (bench.told(e.DebtSettled), bench.left.dirty) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("met", "whole", "trusted", "dirty"),
+    [
+        (True, None, False, False),
+        (False, None, False, True),
+        (False, True, False, False),
+        (False, None, True, False),
+    ],
+)
+def test_a_pause_that_nobody_asked_for_is_a_debt_as_soon_as_a_probe_tells_of_it(
+    met: bool, whole: bool | None, trusted: bool, dirty: bool
+) -> None:
+    """Of a process that was never met it may hide half an update; of one that was, it is known what was written."""
+    bench = workbench()
+    bench.cohort.policy = FleetPolicy(trust_paused=trusted)
+    bench.cohort.fleet.update("left", incarnation="1" if met else None)
+    _probe(bench, paused=True, whole=whole)
+    debt = bench.cohort.ledger.owed("left")
+    assert debt is not None
+    assert (debt.certain, bench.left.dirty) == (True, dirty)
+
+
+def test_a_continue_under_way_leaves_nothing_known_of_the_pause() -> None:
+    """Until its reply comes an engine counts neither as paused nor as idle: it may generate already."""
+    bench = workbench()
+    bench.exchange(e.PauseGeneration, Outcome.DONE, stopped=True, idle=True)
+    bench.exchange(e.ContinueGeneration, Outcome.UNKNOWN)
+    assert (bench.left.paused, bench.left.idle) == (None, False)
 
 
 @pytest.mark.parametrize(("paused", "idle"), [(True, True), (None, True), (False, False)])
@@ -137,8 +179,8 @@ def test_a_serving_engine_that_comes_to_hold_another_version_is_stale() -> None:
     )  # fmt: skip
 
 
-def test_an_unfit_engine_is_fenced_until_it_is_a_new_process() -> None:
-    """An engine that holds the version and does not work is remembered as such; a restarted one is not."""
+def test_an_unfit_engine_is_fenced_and_a_label_does_not_make_it_fit() -> None:
+    """An engine that holds the version and does not work is remembered as such; a new process is not trusted either."""
     bench = workbench()
     bench.books.unfit("left", "does not generate")
     assert (bench.left.standing, bench.left.unfit) == (
@@ -146,7 +188,7 @@ def test_an_unfit_engine_is_fenced_until_it_is_a_new_process() -> None:
         "does not generate",
     )
     _probe(bench, incarnation="2", label="run:0")
-    assert bench.left.unfit == ""
+    assert (bench.left.standing, "its label proves nothing" in bench.left.unfit) == (Standing.STALE, True)
 
 
 def test_a_request_that_nobody_waited_for_says_nothing_about_the_engine() -> None:

@@ -185,9 +185,7 @@ async def test_a_pause_that_lands_after_the_death_is_continued(tmp_path: Path) -
 
 
 async def test_another_process_has_no_past(tmp_path: Path) -> None:
-    """What the journal tells is about one process: started anew, it is neither dirty nor in debt, and the user's word
-    counts for what it holds.
-    """
+    """What the journal tells is about one process: of another the user's word counts for what it holds."""
     path = tmp_path / "journal.jsonl"
     engines = await live(path, 150, after=True, capabilities=None)
     for engine in engines:

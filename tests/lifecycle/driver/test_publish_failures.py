@@ -6,7 +6,7 @@ import pytest
 
 from lifecycle import PauseMode, Standing, State, errors, events
 from lifecycle.ports import Bucket, Capabilities, WeightSource
-from lifecycle.testing import Refuse, ScriptedTransfer
+from lifecycle.testing import Crash, Refuse, ScriptedTransfer
 
 from .driver_rig import SOURCE, bring_to, rig
 from .invariants import check, leave
@@ -165,5 +165,23 @@ async def test_a_trainers_half_that_fails_or_hangs_fails_the_publication(call: s
         assert lifecycle.state is State.RUNNING
         opened = [event.channel.name for event in stage.of(events.OpenTransfer)]
         assert len(set(opened)) == len(opened) // 3
+        check(stage)
+    await leave(stage)
+
+
+async def test_a_fleet_that_died_in_a_publication_returns_to_where_it_was() -> None:
+    """Recovering is no wish to stay paused: the publication that cures the fleet goes back to what the first found."""
+    stage = rig(2)
+    async with stage.lifecycle as lifecycle:
+        for engine in stage.engines:
+            engine.on(events.TransferWeights, Crash())
+        with pytest.raises(errors.PublicationFailed):
+            await lifecycle.publish(SOURCE, version=1)
+        assert stage.state() is State.FAULTED
+        stage.behave()
+        await lifecycle.recover()
+        assert stage.state() is State.PAUSED
+        report = await lifecycle.publish(SOURCE, version=1)
+        assert (report.state, report.fenced) == (State.RUNNING, {})
         check(stage)
     await leave(stage)

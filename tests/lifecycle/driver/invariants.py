@@ -142,7 +142,8 @@ async def cure(rig: Rig) -> None:
         check_now(rig)
     if lifecycle.state is State.PAUSED:
         await lifecycle.continue_generation()
-    await lifecycle.resume()
+    if lifecycle.state is State.SUSPENDED:  # a publication goes back to what the failed one before it had found
+        await lifecycle.resume()
     check_now(rig)
     assert lifecycle.state is State.RUNNING
     assert [view.standing for view in lifecycle.engines] == [Standing.SERVING] * len(rig.engines)

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import events as e
 from .cohort import Cohort
-from .fleet import EngineFacts, incarnation_changed, version_of
+from .fleet import NEW_PROCESS, EngineFacts, incarnation_changed, version_of
 from .history import Remembered, debt_of
 from .recorder import Recorder
 from .states import Outcome, PauseMode, Standing
@@ -165,13 +165,11 @@ class Bookkeeper:
             # A pause that the new process reports may be ours, sent after it was started and before anybody knew.
             forgotten = not report.paused and ledger.forget(facts.name)
             self.settle_debt(facts.name, forgotten, "the server process is a new one")
-            # So may its label be: written in the belief that it was the process before.
-            unfit = "the server process is a new one, and its label proves nothing"
             facts = self._cohort.fleet.update(
-                facts.name, session=False, touched=False, paused=None, idle=False, unfit=unfit
+                facts.name, session=False, touched=False, paused=None, idle=False, unfit=NEW_PROCESS
             )
             self.clean(facts.name, "the server process is a new one")
-            self.fence(facts.name, Standing.STALE, unfit)
+            self.fence(facts.name, Standing.STALE, NEW_PROCESS)
         if report.paused is False:
             self.settle_debt(facts.name, ledger.seen_running(facts.name), "a probe says that it runs")
         self._cohort.fleet.update(
@@ -217,8 +215,11 @@ class Bookkeeper:
             self._cohort.fleet.update(facts.name, paused=False, idle=False)
             self.settle_debt(facts.name, self._cohort.ledger.continued(facts.name), "continued")
 
-    def _proven(self, _: e.ProvePaused, ack: Acknowledgement, facts: EngineFacts) -> None:
+    def _proven(self, request: e.ProvePaused, ack: Acknowledgement, facts: EngineFacts) -> None:
         if ack.done:
+            if ack.stopped and self._cohort.ledger.owed(facts.name) is None:
+                # A pause of before has landed after all: it has to be continued like any other.
+                self._cohort.ledger.owe(facts.name, mode=request.mode, epoch=self._cohort.epoch, certain=True)
             self._cohort.fleet.update(facts.name, paused=ack.stopped, idle=bool(ack.idle))
 
     def _begun(self, _: e.BeginUpdate, ack: Acknowledgement, facts: EngineFacts) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -189,7 +189,7 @@ class Lifecycle:
             await self._driver.run(Trigger.ATTACH, Intent(mode=self.pause_mode))
 
         try:
-            await self._turn.take(work)
+            await self._take(work)
         except BaseException:
             if self.state is State.CLOSED:
                 await self.close()
@@ -207,6 +207,7 @@ class Lifecycle:
         return Engines(view for view in self.engines if view.debt is not None)
 
     async def _end(self) -> None:
+        self._context.effects.begin()
         try:
             if self.state is not State.CLOSED:
                 await self._driver.run(Trigger.CLOSE, Intent(), transfer=self._transfer)
@@ -260,6 +261,7 @@ class Lifecycle:
 
         Cancellation: nothing is changed.
         """
+        self._turn.refuse_elsewhere()
         await self._context.gate.drained()
 
     def admit(self, *, evaluation: bool = False) -> Admission:
@@ -270,7 +272,7 @@ class Lifecycle:
 
         Cancellation: no ticket is held.
         """
-        return Admission(self._context.gate, evaluation=evaluation)
+        return Admission(self._context.gate, self._turn.refuse_elsewhere, evaluation=evaluation)
 
     async def generate(self, request: GenerationRequest, *, ticket: Ticket | None = None) -> Generation:
         """Generate until a real stop, over however many pauses; every token carries the version that made it.
@@ -281,6 +283,7 @@ class Lifecycle:
 
         Cancellation: the engine is told by the closed connection; the ticket stays with the caller.
         """
+        self._turn.refuse_elsewhere()
         if ticket is None:
             async with self.admit(evaluation=True) as own:
                 generation = await self._context.segments.generate(request, own.id)
@@ -337,7 +340,7 @@ class Lifecycle:
             if result.failures:
                 raise OperationFailed("generation may go on in some engines", result.failures)
 
-        await self._turn.take(work)
+        await self._take(work)
 
     # --------------------------------------------------------------------------------------------------------- weights
 
@@ -371,7 +374,7 @@ class Lifecycle:
         async def work() -> PublishReport:
             return await self._publisher.publish(source, intent, transfer or self._transfer, consumed)
 
-        return await self._turn.take(work)
+        return await self._take(work)
 
     async def begin_update(self, *, version: int, transfer: TransferPort | None = None) -> None:
         """Open an update session in every engine: BEGIN_UPDATE. From here on weights may be at risk.
@@ -381,7 +384,7 @@ class Lifecycle:
         Cancellation: as for a failure.
         """
         intent = Intent(target=_a_version(version))
-        await self._turn.take(lambda: self._publisher.begin(intent, transfer or self._transfer))
+        await self._take(lambda: self._publisher.begin(intent, transfer or self._transfer))
 
     async def transfer(self, source: WeightSource) -> int:
         """Send the weights, bucket by bucket: TRANSFER. Returns the number of buckets.
@@ -390,7 +393,7 @@ class Lifecycle:
 
         Cancellation: the update is abandoned.
         """
-        return await self._turn.take(lambda: self._publisher.transfer(source, Intent()))
+        return await self._take(lambda: self._publisher.transfer(source, Intent()))
 
     async def finish_update(self, *, resume: bool = True, consumed: int | None = None) -> None:
         """Put the new weights in place, verify, continue, and open submission unless told otherwise: FINISH_UPDATE.
@@ -427,6 +430,15 @@ class Lifecycle:
             raise ValueError(f"{', '.join(lacking)} cannot pause in mode {mode.value}")
         return mode
 
+    async def _take(self, work: Callable[[], Awaitable[T]], *, wait: bool = True) -> T:
+        """Do `work` when it is its turn, within the time that an operation has."""
+
+        async def timed() -> T:
+            self._context.effects.begin()
+            return await work()
+
+        return await self._turn.take(timed, wait=wait)
+
     async def _operation(
         self, trigger: Trigger, intent: Intent | None = None, *, wait: bool = True, consumed: int | None = None
     ) -> Operation:
@@ -437,7 +449,7 @@ class Lifecycle:
                 trigger, intent or Intent(mode=self.pause_mode), transfer=self._transfer, consumed=consumed
             )
 
-        return await self._turn.take(work, wait=wait)
+        return await self._take(work, wait=wait)
 
     def _on_event(self, event: e.Event) -> None:
         if isinstance(event, e.StandingChanged):

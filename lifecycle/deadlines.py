@@ -43,6 +43,9 @@ class Deadlines:
     close_transfer: float = _seconds(10.0)
     generate: float = _seconds(1800.0)
     """One generation request, from sending it to its last token."""
+    operation: float = _seconds(3600.0)
+    """A whole operation with its clean-up, such as one `publish()`. Near its end each request has less than its own
+    deadline, and after it, while cleaning up, `grace`. Time spent in the weight source is not ours to limit."""
     grace: float = _seconds(5.0)
     """How much longer engines are waited for once the trainer's half of a transfer has failed, or the reverse; and how
     long a bucket, or the opening of a channel, may still take once the caller was cancelled."""

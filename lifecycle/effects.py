@@ -15,7 +15,7 @@ from .deadlines import Deadlines
 from .errors import EngineFailure, TransferFailed
 from .ports import EnginePort
 from .recorder import Recorder
-from .shielding import in_good_order
+from .shielding import genuine, in_good_order
 from .states import Outcome, PauseMode
 from .values import Acknowledgement
 
@@ -77,6 +77,15 @@ class Effects:
         self._recorder = recorder
         self._bookkeeper = bookkeeper
         self.deadlines = deadlines
+        self._until = float("inf")
+
+    def begin(self) -> None:
+        """An operation begins: from now on it has `Deadlines.operation` seconds."""
+        self._until = anyio.current_time() + self.deadlines.operation
+
+    def allowed(self, seconds: float) -> float:
+        """Return how many of `seconds` the operation has left; never less than the grace that cleaning up needs."""
+        return min(seconds, max(self._until - anyio.current_time(), self.deadlines.grace))
 
     async def fan_out(
         self,
@@ -93,13 +102,14 @@ class Effects:
 
         `trainer` is the trainer's half of a collective: it starts once every engine's request has been written. When
         either half fails, `cut` frees the other, and engines have `Deadlines.grace` seconds left to answer. `timeout`
-        is in seconds; `None`: what `Deadlines` says for this kind. An engine that has not answered in time counts as
-        unknown. Never raises for an engine; raises `OSError` when the journal cannot be written, with nothing sent.
+        is in seconds; `None`: what `Deadlines` says for this kind; never more than the operation has left. An engine
+        that has not answered in time counts as unknown. Never raises for an engine; raises `OSError` when the journal
+        cannot be written, with nothing sent.
 
         Cancellation: requests without an outcome are recorded as unknown. A collective is given `Deadlines.grace`
         seconds to come to its end, and then cut.
         """
-        timeout = self.deadlines.of(kind) if timeout is None else timeout
+        timeout = self.allowed(self.deadlines.of(kind) if timeout is None else timeout)
         requests = {name: self._recorder.emit(kind, engine=name, **fields) for name in names}
         for request in requests.values():
             self._bookkeeper.sending(request)
@@ -148,8 +158,10 @@ class Effects:
                 with within(timeout, "the trainer's half"):
                     await half()
                 finished = True
-        except Exception as error:  # noqa: BLE001 - a transfer may fail in any way; the error is kept and reported
-            run.error = error
+        except genuine():
+            raise
+        except BaseException as error:  # noqa: BLE001 - a transfer may fail in any way; the error is kept and reported
+            run.error = error if isinstance(error, Exception) else TransferFailed(f"{type(error).__name__}: {error}")
             run.fail(self.deadlines.grace)
         finally:
             if not finished and cut is not None:
@@ -195,7 +207,9 @@ class Effects:
         with anyio.move_on_after(timeout):
             try:
                 return await self._ports[name].perform(request, self._cohort.fleet[name], timeout=timeout, sent=sent)
-            except Exception as error:  # noqa: BLE001 - a port that raises is a bug, and tells nothing of the engine
+            except genuine():
+                raise
+            except BaseException as error:  # noqa: BLE001 - a port that raises is a bug: it tells nothing of the engine
                 return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"adapter error: {error!r}"[:300])
         return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"no answer within {timeout:.3g} s")
 

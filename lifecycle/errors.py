@@ -6,6 +6,7 @@ LifecycleError
 ├── TransitionRefused        (RuntimeError)  a guard refused, with its reason
 ├── Busy                     (RuntimeError)  another operation holds the lifecycle
 ├── Reentrant                (RuntimeError)  an operation was called from inside itself
+├── WrongEventLoop           (RuntimeError)  called from another event loop or thread than it lives in
 ├── LifecycleClosed          (RuntimeError)  the lifecycle is closed, or was closed meanwhile
 ├── LifecycleFaulted         (RuntimeError)  too few engines are left
 ├── OperationFailed          (ExceptionGroup)  requests failed: one EngineFailure an engine
@@ -68,6 +69,10 @@ class Busy(LifecycleError, RuntimeError):
 
 class Reentrant(LifecycleError, RuntimeError):
     """An operation was called from inside another operation of the same lifecycle."""
+
+
+class WrongEventLoop(LifecycleError, RuntimeError):
+    """A lifecycle was called from another event loop, or thread, than the one it lives in."""
 
 
 class LifecycleClosed(LifecycleError, RuntimeError):

@@ -8,6 +8,9 @@ from attrs import evolve, frozen
 from .states import Standing
 from .values import EngineReport
 
+NEW_PROCESS = "the server process is a new one, and its label proves nothing"
+"""Why a restarted engine may not serve: our own request may have labelled it, in the belief that it was the old one."""
+
 
 @frozen(kw_only=True)
 class EngineFacts:

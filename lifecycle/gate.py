@@ -172,12 +172,14 @@ class SubmissionGate:
 class Admission:
     """`async with lifecycle.admit() as ticket`: wait for a ticket, and see to it that it goes back."""
 
-    def __init__(self, gate: SubmissionGate, *, evaluation: bool) -> None:
+    def __init__(self, gate: SubmissionGate, refuse_elsewhere: Callable[[], None], *, evaluation: bool) -> None:
         self._gate = gate
+        self._refuse_elsewhere = refuse_elsewhere
         self._evaluation = evaluation
         self._ticket: Ticket | None = None
 
     async def __aenter__(self) -> Ticket:
+        self._refuse_elsewhere()
         self._ticket = await self._gate.acquire(evaluation=self._evaluation)
         return self._ticket
 

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 from attrs import define, evolve, field, frozen
 
 from . import events as e
+from .fleet import NEW_PROCESS
 from .ledger import Debt, PauseLedger
-from .states import Outcome
+from .states import Outcome, PauseMode
 
 
 @frozen(kw_only=True)
@@ -85,10 +86,15 @@ class History:
             return
         before = self._engines.get(event.engine, Remembered()).incarnation
         if None not in {before, event.incarnation} and before != event.incarnation:
-            self._ledger.forget(event.engine)
-            self._engines[event.engine] = Remembered()
+            if not event.paused:
+                self._ledger.forget(event.engine)
+            self._engines[event.engine] = Remembered(
+                unfit="the server process was a new one, and its label proved nothing"
+            )
         if event.paused is False:
             self._ledger.seen_running(event.engine)
+        elif event.paused and self._ledger.owed(event.engine) is None:
+            self._ledger.owe(event.engine, mode=PauseMode.ABORT, epoch=event.epoch, certain=True)
         self._change(event.engine, incarnation=event.incarnation, label=event.label)
 
     def _pausing(self, event: e.PauseGeneration) -> None:
@@ -99,6 +105,10 @@ class History:
             self._ledger.confirm(event.engine)
         elif event.outcome is Outcome.NOT_DONE:
             self._ledger.cancel(event.engine)
+
+    def _proven(self, event: e.PauseProven) -> None:
+        if event.outcome is Outcome.DONE and event.stopped and self._ledger.owed(event.engine) is None:
+            self._ledger.owe(event.engine, mode=PauseMode.ABORT, epoch=event.epoch, certain=True)
 
     def _continued(self, event: e.EngineContinued) -> None:
         if event.outcome is Outcome.DONE:
@@ -133,6 +143,8 @@ class History:
             self._unless_done(event, "it may serve caches of old weights")
 
     def _labelled(self, event: e.VersionLabelled) -> None:
+        if event.outcome is Outcome.DONE and self._engines.get(event.engine, Remembered()).unfit == NEW_PROCESS:
+            self._change(event.engine, unfit="")  # by ATTACH, on the user's word
         self._unless_done(event, "it may label its tokens with another version")
 
     def _canary(self, event: e.CanaryAnswered) -> None:
@@ -156,6 +168,7 @@ class History:
         e.EngineProbed: _probed,
         e.PauseGeneration: _pausing,
         e.EnginePaused: _paused,
+        e.PauseProven: _proven,
         e.EngineContinued: _continued,
         e.DebtSettled: _settled,
         e.EngineDirtied: _dirtied,

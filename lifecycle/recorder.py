@@ -101,5 +101,7 @@ class Recorder:
 def _call(subscriber: Subscriber, event: Event) -> None:
     try:
         subscriber(event)
-    except Exception:  # noqa: BLE001 - user code; whatever it raises must not stop a hand-over half-way
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: BLE001 - user code; whatever it raises must not stop a hand-over half-way
         _log.exception("a subscriber failed on %s (seq %d)", type(event).__name__, event.seq)

@@ -5,6 +5,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 
+def genuine() -> tuple[type[BaseException], ...]:
+    """Return what must never be contained: cancellation, and the ways in which Python ends a program or a coroutine.
+
+    Everything else that is no `Exception` is foreign: another library's idea of a cancellation, for instance.
+    """
+    return (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
 async def to_the_end(step: Callable[[], Awaitable[object]]) -> BaseException | None:
     """Do `step` whatever cancellation comes. Returns the one that is still to be raised, or `None`.
 

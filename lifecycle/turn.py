@@ -1,11 +1,12 @@
 """Whose turn it is: one operation at a time holds the lifecycle, and the last one takes it from whoever holds it."""
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
+from anyio.lowlevel import current_token
 
-from .errors import Busy, LifecycleClosed, Reentrant
+from .errors import Busy, LifecycleClosed, Reentrant, WrongEventLoop
 from .shielding import to_the_end
 from .states import Trigger
 
@@ -22,15 +23,17 @@ class Turn:
         self._scope: anyio.CancelScope | None = None
         self._closing = False
         self._closed = False
+        self._home: Any = None
 
     async def take(self, work: Callable[[], Awaitable[T]], *, wait: bool = True) -> T:
         """Do `work` while nobody else does.
 
         Raises `Busy` where it would have to wait and `wait` is false, `Reentrant` from within the operation that holds
-        the turn, and `LifecycleClosed` when the last turn was taken before or meanwhile.
+        the turn, `LifecycleClosed` when the last turn was taken before or meanwhile, and `WrongEventLoop`.
 
         Cancellation: `work` is cancelled; the turn passes on.
         """
+        self.refuse_elsewhere()
         self._refuse_reentrance()
         if wait:
             await self._lock.acquire()
@@ -58,6 +61,7 @@ class Turn:
 
         Cancellation: shielded.
         """
+        self.refuse_elsewhere()
         self._refuse_reentrance()
         announce()
         self._closing = True
@@ -72,6 +76,16 @@ class Turn:
 
         if (interruption := await to_the_end(once)) is not None:
             raise interruption
+
+    def refuse_elsewhere(self) -> None:
+        """Raise `WrongEventLoop` in any event loop but the one of the first turn: waiting there would be for ever."""
+        here = current_token()
+        self._home = self._home or here
+        if self._home != here:
+            raise WrongEventLoop(
+                "this lifecycle lives in another event loop, perhaps of another thread: call it there, for instance by "
+                "anyio.from_thread.run()"
+            )
 
     def _refuse_reentrance(self) -> None:
         if self._holder is not None and self._holder == anyio.get_current_task().id:

@@ -30,7 +30,7 @@ class Attaching:
         """Probe every engine. Servers start slowly: attaching goes on until all are ready or its deadline passes."""
         deadlines = self._context.deadlines
         attaching = operation.attempt.trigger is Trigger.ATTACH
-        end = anyio.current_time() + (deadlines.attach if attaching else deadlines.probe)
+        end = anyio.current_time() + self._context.effects.allowed(deadlines.attach if attaching else deadlines.probe)
         pending = list(self._context.cohort.fleet)
         failures: tuple[Exception, ...] = ()
         backoff = _FIRST_BACKOFF

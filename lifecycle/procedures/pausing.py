@@ -70,11 +70,12 @@ class Pausing:
         """WAIT lets the requests in flight finish; everything newer is held already."""
         if operation.mode is not PauseMode.WAIT:
             return
-        with anyio.move_on_after(self._context.deadlines.drain) as waiting:
+        timeout = self._context.effects.allowed(self._context.deadlines.drain)
+        with anyio.move_on_after(timeout) as waiting:
             await self._context.segments.landed()
         if waiting.cancelled_caught:
             left = self._context.segments.in_flight
-            late = TimeoutError(f"{left} requests in flight after {self._context.deadlines.drain:.3g} s")
+            late = TimeoutError(f"{left} requests in flight after {timeout:.3g} s")
             raise PauseFailed("generation did not drain", [late])
 
     async def _abort(self, operation: Operation) -> None:
@@ -119,7 +120,7 @@ class Pausing:
         return isinstance(failure, EngineFailure) and not self._context.cohort.fleet[failure.engine].reachable
 
     async def _until_landed(self) -> None:
-        with anyio.move_on_after(self._context.deadlines.abort):
+        with anyio.move_on_after(self._context.effects.allowed(self._context.deadlines.abort)):
             await self._context.segments.landed()
 
     async def _prove(self, operation: Operation) -> None:

@@ -7,7 +7,7 @@ from lifecycle.cohort import Publication
 from lifecycle.effects import Result, within
 from lifecycle.errors import EngineFailure, PublicationFailed, TransferFailed
 from lifecycle.fleet import label_of
-from lifecycle.guards import enough_reachable
+from lifecycle.guards import enough_reachable, stopped
 from lifecycle.ports import TransferPort
 from lifecycle.states import Standing
 from lifecycle.values import Channel, Member
@@ -56,9 +56,11 @@ class Publishing:
         transfer = operation.transfer
         if transfer is None:
             raise PublicationFailed("no transfer", [TransferFailed("give the lifecycle or publish() a transfer")])
-        timeout = context.deadlines.open_transfer
+        timeout = context.effects.allowed(context.deadlines.open_transfer)
         await self._close_sessions(operation)  # those that a publication left behind which went on without them
-        if (reason := enough_reachable(context.cohort, operation.attempt.intent)) is not None:
+        # Closing them may have told that an engine was lost, or was started anew and generates.
+        cohort, intent = context.cohort, operation.attempt.intent
+        if (reason := enough_reachable(cohort, intent) or stopped(cohort, intent)) is not None:
             raise PublicationFailed(
                 "an update that was left open could not be closed", [*operation.failures, RuntimeError(reason)]
             )
@@ -104,7 +106,7 @@ class Publishing:
         publication, bucket, transfer = self._publication, operation.bucket, self._moving
         if bucket is None or transfer is None:
             raise RuntimeError("TRANSFER needs a bucket and an open transfer")
-        timeout = self._context.deadlines.transfer
+        timeout = self._context.effects.allowed(self._context.deadlines.transfer)
         publication.sent += 1
         result = await self._context.effects.fan_out(
             e.TransferWeights,
@@ -203,6 +205,10 @@ class Publishing:
         if cohort.policy.canary:
             result = await self._context.effects.fan_out(e.Canary, names)
             self._fence_failed(operation, result, "does not generate")
+            # A pause that landed late is why it hangs: then it is in debt, and somebody knows.
+            await self._context.effects.fan_out(
+                e.ProbeEngine, [n for n in names if not result.acknowledgements[n].done]
+            )
             names = [name for name in names if result.acknowledgements[name].done]
         for name in names:
             books.serve(name)

@@ -6,7 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from lifecycle import events as e
-from lifecycle.fleet import version_of
+from lifecycle.fleet import NEW_PROCESS, version_of
 from lifecycle.history import debt_of
 from lifecycle.states import Outcome, State
 
@@ -32,6 +32,7 @@ class Debts:
             e.EngineRecalled: self._recalled,
             e.PauseGeneration: self._pause,
             e.EnginePaused: self._paused,
+            e.PauseProven: self._proven,
             e.ContinueGeneration: self._continue,
             e.EngineContinued: self._was_continued,
             e.EngineProbed: self._probed,
@@ -107,6 +108,11 @@ class Debts:
             ledger.confirm(event.engine)
             self._known.cohort.fleet.update(event.engine, paused=event.stopped, idle=bool(event.idle))
 
+    def _proven(self, event: e.PauseProven) -> None:
+        ledger = self._known.cohort.ledger
+        if event.outcome is Outcome.DONE and event.stopped and ledger.owed(event.engine) is None:
+            ledger.owe(event.engine, mode=self._known.cohort.mode, epoch=self._known.cohort.epoch, certain=True)
+
     def _continue(self, event: e.ContinueGeneration) -> None:
         name = str(event.engine)
         self._continued.add(name)
@@ -141,7 +147,7 @@ class Debts:
             cohort.ledger.owe(name, mode=cohort.mode, epoch=cohort.epoch, certain=True)
         facts = cohort.fleet[name]
         if restarted:
-            facts = evolve(facts, idle=False, session=False, unfit="the server process is a new one")
+            facts = evolve(facts, idle=False, session=False, unfit=NEW_PROCESS)
         cohort.fleet.update(
             name,
             incarnation=event.incarnation,

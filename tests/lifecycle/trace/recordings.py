@@ -259,8 +259,6 @@ async def fault(stage: Stage) -> None:
     stage.engines[1].restart()
     await stage.lifecycle.recover()
     await stage.publish()
-    await stage.lifecycle.continue_generation()
-    await stage.lifecycle.resume()
 
 
 async def step_by_step(stage: Stage) -> None:

@@ -195,8 +195,8 @@ LATER: dict[str, tuple[str, type[Event], dict[str, Any], dict[str, Any], type[Ev
         events.EnginePaused,
         {"engine": "E1"},
         {"outcome": Outcome.NOT_DONE},
-        events.ContinueGeneration,
-        {"engine": "E1"},
+        events.TransitionCommitted,
+        {"target": State.PAUSED},
         "pauses-matched",
     ),
     "a pause that is not known to have happened": (

@@ -6,6 +6,7 @@ import pytest
 
 from lifecycle import FleetPolicy, Outcome, Standing
 from lifecycle import events as e
+from lifecycle.fleet import NEW_PROCESS
 from lifecycle.ports import Acknowledgement, EngineReport
 
 from .workbench import EVERY_MODE, RISKY, Workbench, publication_of, serving_cohort, workbench
@@ -67,7 +68,7 @@ def test_a_restarted_engine_is_a_new_one(paused: bool | None) -> None:
     assert [fact.engine for fact in bench.told(e.EngineCleaned)] == ["left"]
     assert (facts.standing, facts.unfit) == (
         Standing.STALE,
-        "the server process is a new one, and its label proves nothing",
+        NEW_PROCESS,
     )
 
 
@@ -188,7 +189,7 @@ def test_an_unfit_engine_is_fenced_and_a_label_does_not_make_it_fit() -> None:
         "does not generate",
     )
     _probe(bench, incarnation="2", label="run:0")
-    assert (bench.left.standing, "its label proves nothing" in bench.left.unfit) == (Standing.STALE, True)
+    assert (bench.left.standing, bench.left.unfit == NEW_PROCESS) == (Standing.STALE, True)
 
 
 def test_a_request_that_nobody_waited_for_says_nothing_about_the_engine() -> None:

@@ -197,7 +197,7 @@ class Effects:
             acknowledgement = await self._once(request, share, sent)
             again = end - anyio.current_time() - backoff
             if not request.idempotent or acknowledgement.outcome is not Outcome.UNKNOWN or again <= 0:
-                return _in_doubt(request, acknowledgement) if lost else acknowledgement
+                return _in_doubt(acknowledgement) if lost else acknowledgement
             lost = True
             await anyio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
@@ -223,11 +223,9 @@ def within(timeout: float, what: str) -> Iterator[None]:
         raise TransferFailed(f"{what} took more than {timeout:.3g} s")
 
 
-def _in_doubt(request: e.Request, repeated: Acknowledgement) -> Acknowledgement:
-    """Return what is known after a repetition: that a pause was refused does not undo the lost one before it."""
-    if isinstance(request, e.PauseGeneration) and repeated.outcome is Outcome.NOT_DONE:
-        return evolve(repeated, outcome=Outcome.UNKNOWN)
-    return repeated
+def _in_doubt(repeated: Acknowledgement) -> Acknowledgement:
+    """Return what is known after a repetition: that it was not done does not undo the lost request before it."""
+    return evolve(repeated, outcome=Outcome.UNKNOWN) if repeated.outcome is Outcome.NOT_DONE else repeated
 
 
 def _failures(kind: type[e.Request], run: _FanOut) -> tuple[Exception, ...]:

@@ -28,13 +28,23 @@ Messages are one or two sentences; prompts, tensors and credentials never appear
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from .states import Outcome, State, Trigger
 
 
 class LifecycleError(Exception):
-    """The root of the tree."""
+    """The root of the tree. Every error can be pickled: it reaches a trainer in another process as what it is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[LifecycleError], args: tuple[Any, ...], facts: dict[str, Any]) -> LifecycleError:
+    """Make an error without `__init__`, whose arguments are facts and not the message that `args` holds."""
+    error = kind.__new__(kind, *args)
+    vars(error).update(facts)
+    return error
 
 
 class IllegalTransition(LifecycleError, RuntimeError):

@@ -18,7 +18,8 @@ async def to_the_end(step: Callable[[], Awaitable[object]]) -> BaseException | N
 
     A shield holds anyio's cancellation back, and trio's. It does not hold back asyncio's own (`Task.cancel()`,
     `asyncio.timeout()`), which interrupts once: `step` is done again then, so it must be one that goes on where it was
-    interrupted. Such a cancellation would be lost if the caller did not raise it.
+    interrupted. Such a cancellation would be lost if the caller did not raise it; where the step fails after it, it is
+    raised here, from the failure.
 
     Cancellation: see above.
     """
@@ -29,6 +30,10 @@ async def to_the_end(step: Callable[[], Awaitable[object]]) -> BaseException | N
                 await step()
             except anyio.get_cancelled_exc_class() as error:
                 interruption = error
+            except Exception as failure:
+                if interruption is None:
+                    raise
+                raise interruption from failure
             else:
                 break
     return interruption

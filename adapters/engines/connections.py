@@ -9,7 +9,7 @@ import itertools
 import json
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -37,6 +37,23 @@ def verifying_context() -> ssl.SSLContext:
 def unused_context() -> ssl.SSLContext:
     """Return the context for plain HTTP, where none is used but httpx wants one."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@define
+class Block(httpx.AsyncByteStream):
+    """The body of a request. httpx's own is a generator, which trio finds left behind when the request is cancelled."""
+
+    _body: bytes | None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the body, once."""
+        body, self._body = self._body, None
+        if body is None:
+            raise StopAsyncIteration
+        return body
 
 
 @define(eq=False)

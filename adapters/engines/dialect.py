@@ -53,6 +53,8 @@ class HttpReply:
     text: str = ""
     json: bool = True
     """Whether the body is JSON."""
+    doubtful: bool = False
+    """An earlier attempt at the same call may have been carried out, so that a refusal is no disproof."""
 
 
 class Missing(Enum):
@@ -131,13 +133,15 @@ def classify(reply: Reply, *, json: bool = True) -> Acknowledgement:
         outcome = Outcome.UNKNOWN if reply.sent else Outcome.NOT_DONE
         return Acknowledgement(outcome=outcome, detail=detail, unreachable=reply.kind is Missing.CONNECT)
     detail = f"HTTP {reply.status}: {message_of(reply)}".removesuffix(": ")
+    refused = Outcome.UNKNOWN if reply.doubtful else Outcome.NOT_DONE
     if reply.status >= 500:
         dead = any(words in str(reply.data or reply.text) for words in _DEAD)
-        outcome = Outcome.NOT_DONE if dead else Outcome.UNKNOWN
+        outcome = refused if dead else Outcome.UNKNOWN
         return Acknowledgement(outcome=outcome, detail=detail, unreachable=dead)
     if not 200 <= reply.status < 300 or _denied(reply.data):
-        return Acknowledgement(outcome=Outcome.NOT_DONE, detail=detail)
-    if json and not reply.json:
+        return Acknowledgement(outcome=refused, detail=detail)
+    # A page is somebody else's answer, whatever the route.
+    if not reply.json and (json or reply.text.lstrip().startswith("<")):
         return Acknowledgement(outcome=Outcome.UNKNOWN, detail=f"HTTP {reply.status} with a body that is not JSON")
     return Acknowledgement(outcome=Outcome.DONE)
 

@@ -15,8 +15,8 @@ from lifecycle.fleet import EngineFacts
 from lifecycle.generation import GenerationRequest, Segment
 from lifecycle.ports import Acknowledgement, Capabilities
 
-from .connections import Connections, unused_context, verifying_context
-from .dialect import Dialect, HttpCall, HttpReply, Lane, Missing, NoReply, Reply, Steps
+from .connections import Block, Connections, unused_context, verifying_context
+from .dialect import Dialect, HttpCall, Lane, Missing, NoReply, Reply, Steps
 from .sglang import SGLang
 from .vllm import VLLM
 
@@ -35,7 +35,7 @@ class HttpEngine:
 
     Control calls and generation never share connections. Every operation keeps within its `timeout`, connecting and
     repetitions included. A call is repeated only when it can't have been received, or when it is idempotent and the
-    connection broke; nothing is repeated on a timeout.
+    connection broke, or it was turned away for now (429); nothing is repeated on a timeout.
 
     Args:
         url: Base URL, `http://` or `https://`, with an optional path prefix. `user:password@` becomes basic
@@ -167,13 +167,13 @@ class HttpEngine:
             request = self._request(call, close=fresh)
             lane = self._lanes[call.lane]
             reply = await lane.exchange(request, timeout=remaining, written=written, fresh=fresh)
-            if isinstance(reply, HttpReply):
-                return reply
-            # What an earlier attempt may have delivered stays delivered, whatever the later ones meet.
-            sent = sent or reply.sent
-            reply = evolve(reply, sent=sent)
-            broken = reply.kind is Missing.DISCONNECTED and call.idempotent
-            if attempt == self._retries or not (reply.kind is Missing.CONNECT or broken):
+            if isinstance(reply, NoReply):
+                # What an earlier attempt may have delivered stays delivered, whatever the later ones meet.
+                sent = sent or reply.sent
+                reply = evolve(reply, sent=sent)
+            elif sent:
+                reply = evolve(reply, doubtful=True)
+            if attempt == self._retries or not _worth_repeating(call, reply):
                 return reply
             # A kept connection that broke says nothing about the server; a second one from the stack might be as old.
             fresh = True
@@ -189,7 +189,10 @@ class HttpEngine:
             headers["Content-Type"] = "application/json"
             content = json.dumps(call.body, separators=(",", ":")).encode()
         params: Any = dict(call.query) or None
-        return httpx.Request(call.method, f"{self._base}{call.path}", params=params, headers=headers, content=content)
+        url = f"{self._base}{call.path}"
+        request = httpx.Request(call.method, url, params=params, headers=headers, content=content)
+        request.stream = Block(content or b"")
+        return request
 
     def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:
@@ -212,6 +215,14 @@ class VLLMEngine(HttpEngine):
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, VLLM(), **options)
+
+
+def _worth_repeating(call: HttpCall, reply: Reply) -> bool:
+    """Whether another attempt may fare better, and does no harm."""
+    if isinstance(reply, NoReply):
+        return reply.kind is Missing.CONNECT or (reply.kind is Missing.DISCONNECTED and call.idempotent)
+    # Turned away for now. A generation had better go to another engine.
+    return reply.status == 429 and call.idempotent and call.lane is Lane.CONTROL
 
 
 def _once(callback: Callable[[], None]) -> Callable[[], None]:

@@ -249,7 +249,9 @@ class SGLang(Mapped):
         if ack.done:
             self._unlabelled = None
         unsent = isinstance(reply, NoReply) and not reply.sent and not ack.unreachable
-        return evolve(ack, untouched=unsent or any(says(reply, 400, words) for words in _BEFORE_LOADING))
+        # The handler's own refusals are 400: any other 4xx came before it.
+        before = 400 < status_of(reply) < 500 or any(says(reply, 400, words) for words in _BEFORE_LOADING)
+        return evolve(ack, untouched=unsent or before)
 
     def _finish(self, request: events.FinishUpdate, _engine: EngineFacts) -> Steps[Acknowledgement]:
         if request.kind != "broadcast" or not self._sessions:

@@ -22,6 +22,7 @@ from .dialect import (
     HttpReply,
     Lane,
     Mapped,
+    NoReply,
     Reply,
     Steps,
     classify,
@@ -152,9 +153,9 @@ class VLLM(Mapped):
         # Clearing makes kept requests recompute: without it they would go on with the old weights' cache.
         query = {"mode": _MODES[mode], "clear_cache": "true"}
         reply = yield _post("/pause", idempotent=True, query=query)
-        if status_of(reply) == 404:
-            return refuse(_NO_CONTROL)
         ack = classify(reply)
+        if status_of(reply) == 404:
+            return explained(ack, _NO_CONTROL)
         # A wait pause does not count requests that an earlier keep had preempted.
         idle = None if mode is PauseMode.KEEP or (mode is PauseMode.WAIT and self._kept) else True
         if ack.outcome is not Outcome.NOT_DONE and mode is PauseMode.KEEP:
@@ -343,7 +344,8 @@ def _receive(call: HttpCall) -> Steps[Acknowledgement]:
     ack = classify(reply)
     if says(reply, 500, "Worker failed with error"):
         return evolve(ack, outcome=Outcome.NOT_DONE)
-    return evolve(ack, untouched=ack.outcome is Outcome.NOT_DONE and not ack.unreachable)
+    unsent = isinstance(reply, NoReply) and not reply.sent and not ack.unreachable
+    return evolve(ack, untouched=unsent or 400 <= status_of(reply) < 500)
 
 
 def _init_info(channel: Channel, engine: str) -> dict[str, Any]:

@@ -64,6 +64,9 @@ class Pausing:
             cohort.generation_held = False
             cohort.pause_seconds = time.monotonic() - self._held_since
             self._context.recorder.emit(e.GenerationReleased, seconds=cohort.pause_seconds)
+            for debt in cohort.ledger.outstanding:
+                # It stays paused, nobody knows for how long: what it keeps goes on at another engine.
+                self._context.segments.interrupt(debt.engine)
             self._context.segments.changed.give()
 
     async def _drain(self, operation: Operation) -> None:

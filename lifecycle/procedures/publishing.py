@@ -9,7 +9,7 @@ from lifecycle.errors import EngineFailure, PublicationFailed, TransferFailed
 from lifecycle.fleet import label_of
 from lifecycle.guards import enough_reachable, stopped
 from lifecycle.ports import TransferPort
-from lifecycle.states import Standing
+from lifecycle.states import Outcome, Standing
 from lifecycle.values import Channel, Member
 
 from .context import Context, Operation, Procedure
@@ -24,6 +24,8 @@ class Publishing:
         """The transfer of the update that is open."""
         self._joined: dict[str, tuple[TransferPort, Channel]] = {}
         """Channels that engines have joined, by name."""
+        self._cut: set[str] = set()
+        """Those among them that were cut: engines have yet to leave them."""
 
     def procedures(self) -> dict[type, Procedure]:
         """Return the procedures by request."""
@@ -80,7 +82,7 @@ class Publishing:
                 cut=transfer.stop,
             )
             self._joined[channel.name] = (transfer, channel)
-            _require_all(result, "the transfer could not be opened")
+            await self._require_all(result, "the transfer could not be opened")
         intent, run = operation.attempt.intent, context.cohort.run
         if intent.target is None:
             raise PublicationFailed("no version", [ValueError("BEGIN_UPDATE needs a version")])
@@ -100,7 +102,7 @@ class Publishing:
             label=publication.label,
             kind=publication.channel.kind,
         )
-        _require_all(result, "the update could not be begun")
+        await self._require_all(result, "the update could not be begun")
 
     async def _transfer(self, operation: Operation) -> None:
         publication, bucket, transfer = self._publication, operation.bucket, self._moving
@@ -121,7 +123,8 @@ class Publishing:
             trainer=lambda: transfer.send(bucket, timeout=timeout),
             cut=transfer.stop,
         )
-        _require_all(result, f"bucket {bucket.index} was not transferred")
+        if result.failures:
+            raise PublicationFailed(f"bucket {bucket.index} was not transferred", list(result.failures))
         publication.acknowledged += 1
         publication.nbytes += bucket.nbytes
         publication.complete = bucket.last
@@ -147,6 +150,13 @@ class Publishing:
             kind=publication.channel.kind,
         )
         self._require_enough(operation, result, publication.verified, "passed verification")
+
+    async def _require_all(self, result: Result, message: str) -> None:
+        """Raise where any engine failed. One that did not answer may be blocked: it is lost unless a probe answers."""
+        if result.failures:
+            silent = [n for n, ack in result.acknowledgements.items() if ack.outcome is Outcome.UNKNOWN]
+            await self._context.effects.fan_out(e.ProbeEngine, silent)
+            raise PublicationFailed(message, list(result.failures))
 
     def _require_enough(self, operation: Operation, result: Result, succeeded: set[str], did: str) -> None:
         """Go on while enough engines are left; those that failed are fenced at the commit point."""
@@ -226,6 +236,7 @@ class Publishing:
         """Cut the channel of the update that is open: it may be half-way through a collective."""
         transfer, self._moving = self._moving, None
         if transfer is not None:
+            self._cut |= {name for name, (joined, _) in self._joined.items() if joined is transfer}
             await self._release(operation, transfer.stop)
 
     async def _abandon(self, operation: Operation) -> None:
@@ -234,8 +245,9 @@ class Publishing:
         channel = publication.channel if publication else None
         await self._close_sessions(operation, channel)
         self._context.cohort.publication = None
-        if channel is not None:
-            await self._leave(channel)
+        for _, cut in [self._joined[name] for name in self._cut & self._joined.keys()]:
+            await self._leave(cut)
+        self._cut.clear()
 
     async def _close_sessions(self, operation: Operation, channel: Channel | None = None) -> None:
         context = self._context
@@ -269,8 +281,3 @@ class Publishing:
         if self._joined.pop(channel.name, None) is not None:
             names = self._context.reachable_of(channel.rank_offsets or self._context.reachable)
             await self._context.effects.fan_out(e.CloseTransfer, names, channel=channel)
-
-
-def _require_all(result: Result, message: str) -> None:
-    if result.failures:
-        raise PublicationFailed(message, list(result.failures))

@@ -1,39 +1,29 @@
 """`Lifecycle`: the driver that users hold."""
 
 import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from . import events as e
-from .cohort import Cohort, FleetPolicy, Intent
-from .deadlines import Deadlines
-from .driver import Driver
+from .assembly import Assembly, a_version
+from .cohort import Intent
 from .errors import OperationFailed, TicketSettled
-from .fleet import Fleet
 from .gate import Admission
 from .generation import Generation, GenerationRequest
-from .history import History, Remembered
-from .journal import Journal
-from .machine import LifecycleMachine
-from .ports import EnginePort, TransferPort, WeightSource
-from .procedures import Context, Operation
-from .publication import Publisher
-from .recorder import EventSink, Subscriber
+from .history import Remembered
+from .ports import TransferPort, WeightSource
+from .procedures import Operation
 from .shielding import to_the_end
-from .staleness import StalenessBudget, Ticket, Unlimited
-from .states import PauseMode, Standing, State, Trigger
-from .turn import Turn
-from .views import Engines, PublishReport, engines_of
+from .staleness import Ticket, Unlimited
+from .states import PauseMode, State, Trigger
+from .views import Engines, PublishReport
 
 _log = logging.getLogger("lifecycle")
 
-T = TypeVar("T")
 
-
-class Lifecycle:
+class Lifecycle(Assembly):
     """Own the hand-over of weights between one trainer and its engines.
 
     `async with lifecycle:` attaches, and resumes where the guards allow; leaving it, by any way, closes: no engine
@@ -43,98 +33,6 @@ class Lifecycle:
     `generate()` are not operations: any number run at once. `close()` pre-empts: the operation that loses raises
     `LifecycleClosed`.
     """
-
-    def __init__(
-        self,
-        engines: Iterable[EnginePort],
-        *,
-        transfer: TransferPort | None = None,
-        budget: StalenessBudget | None = None,
-        name: str = "run",
-        initial_version: int | None = 0,
-        pause_mode: PauseMode = PauseMode.ABORT,
-        deadlines: Deadlines | None = None,
-        policy: FleetPolicy | None = None,
-        journal: "EventSink | str | os.PathLike[str] | None" = None,
-    ) -> None:
-        """Put the parts together. Nothing is sent before `async with` or `attach()`.
-
-        `transfer` may be given for each `publish()` instead. `budget`: `None` for no bound. `name`: the run; engines
-        are labelled `NAME:VERSION`. `initial_version`: what the engines hold already; `None`: nothing serves before
-        the first publication. `journal`: a file, continued where it exists, or a sink; a file also
-        tells what a lifecycle before it left, so that attaching settles that. Raises `ValueError` for engines
-        that share a name, a name that is empty, or a version below 0.
-        """
-        if not name or any(c.isspace() for c in name):
-            raise ValueError(f"name must be a word, got {name!r}")
-        if initial_version is not None:
-            _a_version(initial_version)
-        self.budget = budget if budget is not None else Unlimited()
-        if initial_version and not self.budget.submitted and self.budget.version != initial_version:
-            self.budget.restore(initial_version)
-        self.pause_mode = pause_mode
-        self.deadlines = deadlines or Deadlines()
-        self._transfer = transfer
-        engines = tuple(engines)
-        self._ports = {port.name: port for port in engines}
-        self._cohort = Cohort(
-            fleet=Fleet(port.name for port in engines),
-            run=name,
-            policy=policy or FleetPolicy(),
-            budget=self.budget,
-            version=initial_version,
-        )
-        sink = Journal(journal) if isinstance(journal, (str, os.PathLike)) else journal
-        self._history = sink.history if isinstance(sink, Journal) else History()
-        self._machine = LifecycleMachine(self._cohort)
-        self._context = Context.of(self._cohort, self._machine, self._ports, self.deadlines, sink)
-        self._driver = Driver(self._context, self._machine)
-        self._publisher = Publisher(self._driver, self._machine, self._cohort, self._context.segments)
-        self._turn = Turn(lambda: self._machine.in_flight)
-        self._context.recorder.subscribe(self._on_event)
-
-    # --------------------------------------------------------------------------------------------------------- looking
-
-    @property
-    def state(self) -> State:
-        """What is proven."""
-        return self._machine.state
-
-    @property
-    def in_flight(self) -> Trigger | None:
-        """What is being attempted."""
-        return self._machine.in_flight
-
-    @property
-    def version(self) -> int | None:
-        """The published version; `None` before the first."""
-        return self._cohort.version
-
-    @property
-    def engines(self) -> Engines:
-        """Every engine as it stands now, by position or name."""
-        return engines_of(self._cohort)
-
-    @property
-    def running(self) -> int:
-        """Rollouts that hold a ticket, evaluations included."""
-        return self._context.gate.running
-
-    def can(self, trigger: Trigger) -> bool:
-        """Whether `trigger` could begin now. Changes nothing and never raises."""
-        return self._machine.can(trigger)
-
-    def why_not(self, trigger: Trigger) -> str | None:
-        """Return why `trigger` could not begin now, or `None` if it could. Changes nothing and never raises."""
-        return self._machine.why_not(trigger)
-
-    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
-        """Call `callback` with every event, in order, from now on. Returns what ends that.
-
-        It is called synchronously, between the steps of an operation: it must be quick, and it cannot stop anything.
-        What it raises goes to the log.
-        """
-        return self._context.recorder.subscribe(callback)
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
@@ -369,7 +267,7 @@ class Lifecycle:
         Cancellation: as for a failure before the commit point; carried to its end after it.
         """
         mode = self._usable(mode)
-        intent = Intent(mode=mode, target=_a_version(version), resume=resume)
+        intent = Intent(mode=mode, target=a_version(version), resume=resume)
 
         async def work() -> PublishReport:
             return await self._publisher.publish(source, intent, transfer or self._transfer, consumed)
@@ -383,7 +281,7 @@ class Lifecycle:
 
         Cancellation: as for a failure.
         """
-        intent = Intent(target=_a_version(version))
+        intent = Intent(target=a_version(version))
         await self._take(lambda: self._publisher.begin(intent, transfer or self._transfer))
 
     async def transfer(self, source: WeightSource) -> int:
@@ -423,22 +321,6 @@ class Lifecycle:
 
     # ----------------------------------------------------------------------------------------------------------- inside
 
-    def _usable(self, mode: PauseMode | None) -> PauseMode:
-        mode = mode or self.pause_mode
-        lacking = [name for name, port in self._ports.items() if mode not in port.capabilities.pause_modes]
-        if lacking:
-            raise ValueError(f"{', '.join(lacking)} cannot pause in mode {mode.value}")
-        return mode
-
-    async def _take(self, work: Callable[[], Awaitable[T]], *, wait: bool = True) -> T:
-        """Do `work` when it is its turn, within the time that an operation has."""
-
-        async def timed() -> T:
-            self._context.effects.begin()
-            return await work()
-
-        return await self._turn.take(timed, wait=wait)
-
     async def _operation(
         self, trigger: Trigger, intent: Intent | None = None, *, wait: bool = True, consumed: int | None = None
     ) -> Operation:
@@ -450,16 +332,3 @@ class Lifecycle:
             )
 
         return await self._take(work, wait=wait)
-
-    def _on_event(self, event: e.Event) -> None:
-        if isinstance(event, e.StandingChanged):
-            if event.after is Standing.LOST:
-                self._context.segments.interrupt(event.engine)
-            self._context.segments.changed.give()
-
-
-def _a_version(version: Any) -> int:
-    """Return `version`, or raise `ValueError` before anything is done with it."""
-    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-        raise ValueError(f"version must be an int of at least 0, got {version!r}")
-    return int(version)

@@ -1,0 +1,149 @@
+"""How a lifecycle is put together, and what can be seen of it."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from . import events as e
+from .cohort import Cohort, FleetPolicy
+from .deadlines import Deadlines
+from .driver import Driver
+from .fleet import Fleet
+from .history import History
+from .journal import Journal
+from .machine import LifecycleMachine
+from .ports import EnginePort, TransferPort
+from .procedures import Context
+from .publication import Publisher
+from .recorder import EventSink, Subscriber
+from .staleness import StalenessBudget, Unlimited
+from .states import PauseMode, Standing, State, Trigger
+from .turn import Turn
+from .views import Engines, engines_of
+
+T = TypeVar("T")
+
+
+class Assembly:
+    """The parts of a lifecycle, and views of them. `Lifecycle` adds what can be done."""
+
+    def __init__(
+        self,
+        engines: Iterable[EnginePort],
+        *,
+        transfer: TransferPort | None = None,
+        budget: StalenessBudget | None = None,
+        name: str = "run",
+        initial_version: int | None = 0,
+        pause_mode: PauseMode = PauseMode.ABORT,
+        deadlines: Deadlines | None = None,
+        policy: FleetPolicy | None = None,
+        journal: "EventSink | str | os.PathLike[str] | None" = None,
+    ) -> None:
+        """Put the parts together. Nothing is sent before `async with` or `attach()`.
+
+        `transfer` may be given for each `publish()` instead. `budget`: `None` for no bound. `name`: the run; engines
+        are labelled `NAME:VERSION`. `initial_version`: what the engines hold already; `None`: nothing serves before
+        the first publication. `journal`: a file, continued where it exists, or a sink; a file also
+        tells what a lifecycle before it left, so that attaching settles that. Raises `ValueError` for engines
+        that share a name, a name that is empty, or a version below 0.
+        """
+        if not name or any(c.isspace() for c in name):
+            raise ValueError(f"name must be a word, got {name!r}")
+        if initial_version is not None:
+            a_version(initial_version)
+        self.budget = budget if budget is not None else Unlimited()
+        if initial_version and not self.budget.submitted and self.budget.version != initial_version:
+            self.budget.restore(initial_version)
+        self.pause_mode = pause_mode
+        self.deadlines = deadlines or Deadlines()
+        self._transfer = transfer
+        engines = tuple(engines)
+        self._ports = {port.name: port for port in engines}
+        self._cohort = Cohort(
+            fleet=Fleet(port.name for port in engines),
+            run=name,
+            policy=policy or FleetPolicy(),
+            budget=self.budget,
+            version=initial_version,
+        )
+        sink = Journal(journal) if isinstance(journal, (str, os.PathLike)) else journal
+        self._history = sink.history if isinstance(sink, Journal) else History()
+        self._machine = LifecycleMachine(self._cohort)
+        self._context = Context.of(self._cohort, self._machine, self._ports, self.deadlines, sink)
+        self._driver = Driver(self._context, self._machine)
+        self._publisher = Publisher(self._driver, self._machine, self._cohort, self._context.segments)
+        self._turn = Turn(lambda: self._machine.in_flight)
+        self._context.recorder.subscribe(self._on_event)
+
+    @property
+    def state(self) -> State:
+        """What is proven."""
+        return self._machine.state
+
+    @property
+    def in_flight(self) -> Trigger | None:
+        """What is being attempted."""
+        return self._machine.in_flight
+
+    @property
+    def version(self) -> int | None:
+        """The published version; `None` before the first."""
+        return self._cohort.version
+
+    @property
+    def engines(self) -> Engines:
+        """Every engine as it stands now, by position or name."""
+        return engines_of(self._cohort)
+
+    @property
+    def running(self) -> int:
+        """Rollouts that hold a ticket, evaluations included."""
+        return self._context.gate.running
+
+    def can(self, trigger: Trigger) -> bool:
+        """Whether `trigger` could begin now. Changes nothing and never raises."""
+        return self._machine.can(trigger)
+
+    def why_not(self, trigger: Trigger) -> str | None:
+        """Return why `trigger` could not begin now, or `None` if it could. Changes nothing and never raises."""
+        return self._machine.why_not(trigger)
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Call `callback` with every event, in order, from now on. Returns what ends that.
+
+        It is called synchronously, between the steps of an operation: it must be quick, and it cannot stop anything.
+        What it raises goes to the log.
+        """
+        return self._context.recorder.subscribe(callback)
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _usable(self, mode: PauseMode | None) -> PauseMode:
+        mode = mode or self.pause_mode
+        lacking = [name for name, port in self._ports.items() if mode not in port.capabilities.pause_modes]
+        if lacking:
+            raise ValueError(f"{', '.join(lacking)} cannot pause in mode {mode.value}")
+        return mode
+
+    async def _take(self, work: Callable[[], Awaitable[T]], *, wait: bool = True) -> T:
+        """Do `work` when it is its turn, within the time that an operation has."""
+
+        async def timed() -> T:
+            self._context.effects.begin()
+            return await work()
+
+        return await self._turn.take(timed, wait=wait)
+
+    def _on_event(self, event: e.Event) -> None:
+        if isinstance(event, e.StandingChanged):
+            if event.after is Standing.LOST:
+                self._context.segments.interrupt(event.engine)
+            self._context.segments.changed.give()
+
+
+def a_version(version: Any) -> int:
+    """Return `version`, or raise `ValueError` before anything is done with it."""
+    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        raise ValueError(f"version must be an int of at least 0, got {version!r}")
+    return int(version)

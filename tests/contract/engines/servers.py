@@ -128,6 +128,16 @@ class Server:
         if process is not None:
             self._kill(process)
 
+    def freeze(self) -> None:
+        """Stop its whole process group where it is: it accepts connections, and answers nothing."""
+        if self._process is not None:
+            _signal(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            _signal(self._process.pid, signal.SIGCONT)
+
     def wait_until_gone(self, seconds: float) -> bool:
         """Wait for its process to end by itself, and say whether it did."""
         if self._process is not None:

@@ -63,9 +63,9 @@ class Stage:
         """Return the transfer that the tests use where they ask for no other."""
         return Broadcast(backend="gloo", bucket_bytes=BUCKET_BYTES, packed=packed, timeout=self.seconds)
 
-    def lifecycle(self, **options: Any) -> Lifecycle:
-        """Return a lifecycle of the engine, with a journal, that expects version 0 there."""
-        engine = _ENGINES[self.server.kind.dialect](self.server.url, name=NAME)
+    def lifecycle(self, *, url: str | None = None, **options: Any) -> Lifecycle:
+        """Return a lifecycle of the engine, reached at `url`, with a journal, that expects version 0 there."""
+        engine = _ENGINES[self.server.kind.dialect](url or self.server.url, name=NAME)
         patience = self.server.kind.patience
         deadlines = Deadlines(**dict.fromkeys((field.name for field in attrs.fields(Deadlines)), patience))
         deadlines.grace = min(_GRACE, patience)

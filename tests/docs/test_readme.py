@@ -20,6 +20,13 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
+def test_the_page_on_testing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """One engine refuses to pause, and the other is continued."""
+    block, _ = python_blocks((ROOT / "docs" / "testing.md").read_text(encoding="utf-8"))
+    exec(compile(block, "testing.md", "exec"), {})  # noqa: S102 - our own page
+    assert capsys.readouterr().out == "did not pause: E2\n[None, None]\n"
+
+
 def test_lines_to_paste_train_against_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The README's lines run against a real engine: rollouts are generated and three versions published."""
     policy = CausalLM(LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=64), seed=0)

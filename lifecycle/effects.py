@@ -190,14 +190,16 @@ class Effects:
         patient = getattr(request, "mode", None) is PauseMode.WAIT
         backoff = _FIRST_BACKOFF
         lost = False
+        attempts = 0
         while True:
+            attempts += 1
             left = end - anyio.current_time()
             # An attempt gets half of what is left, so that a lost reply does not eat the retries.
             share = left if patient or not request.idempotent or left < 2 * _FIRST_BACKOFF else left / 2
             acknowledgement = await self._once(request, share, sent)
             again = end - anyio.current_time() - backoff
             if not request.idempotent or acknowledgement.outcome is not Outcome.UNKNOWN or again <= 0:
-                return _in_doubt(acknowledgement) if lost else acknowledgement
+                return _in_doubt(acknowledgement, attempts, timeout) if lost else acknowledgement
             lost = True
             await anyio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
@@ -223,9 +225,13 @@ def within(timeout: float, what: str) -> Iterator[None]:
         raise TransferFailed(f"{what} took more than {timeout:.3g} s")
 
 
-def _in_doubt(repeated: Acknowledgement) -> Acknowledgement:
+def _in_doubt(repeated: Acknowledgement, attempts: int, timeout: float) -> Acknowledgement:
     """Return what is known after a repetition: that it was not done does not undo the lost request before it."""
-    return evolve(repeated, outcome=Outcome.UNKNOWN) if repeated.outcome is Outcome.NOT_DONE else repeated
+    if repeated.done:
+        return repeated
+    return evolve(
+        repeated, outcome=Outcome.UNKNOWN, detail=f"{repeated.detail} ({attempts} attempts in {timeout:.3g} s)"
+    )
 
 
 def _failures(kind: type[e.Request], run: _FanOut) -> tuple[Exception, ...]:

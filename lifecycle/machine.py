@@ -64,8 +64,8 @@ class LifecycleMachine:
 
     @property
     def allowed(self) -> tuple[Trigger, ...]:
-        """The triggers that exist in this state, whatever their guards say."""
-        return tuple(trigger for trigger in Trigger if rows(trigger, self.state))
+        """The triggers that can be asked for in this state, whatever their guards say. FAULT is not asked for."""
+        return tuple(trigger for trigger in Trigger if trigger is not Trigger.FAULT and rows(trigger, self.state))
 
     def can(self, trigger: Trigger, intent: Intent | None = None) -> bool:
         """Whether `trigger` could begin now. Changes nothing and never raises."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import anyio.lowlevel
 from attrs import evolve
@@ -57,6 +58,7 @@ class Publisher:
         Cancellation: as for a failure before the commit point; carried to its end after it.
         """
         self._refuse_in_vain(intent)
+        _check(source)
         if transfer is None:
             raise PublicationFailed("no transfer", [TransferFailed("give the lifecycle or publish() a transfer")])
         found, mode = self._wanted or self._machine.state, self._cohort.mode
@@ -118,6 +120,7 @@ class Publisher:
         """
         if self._transfer is None or self._machine.state is not State.UPDATING:
             raise IllegalTransition(Trigger.TRANSFER, self._machine.state, self._machine.allowed)
+        _check(source)
         try:
             sent = await self._send(self._transfer.buckets(source, self._target), intent)
         except BaseException as error:
@@ -199,6 +202,15 @@ class Publisher:
             transfer_seconds=seconds,
             interrupted=interrupted,
             state=self._machine.state,
+        )
+
+
+def _check(source: Any) -> None:
+    """Raise `UnusableWeights` for what yields no tensors, before anything is done with it."""
+    if not callable(getattr(source, "tensors", None)):
+        kind = type(source).__name__
+        raise UnusableWeights(
+            f"a weight source has a method tensors(), such as ModuleSource(model) or StateDictSource(dict); got {kind}"
         )
 
 

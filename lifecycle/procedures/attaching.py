@@ -46,7 +46,8 @@ class Attaching:
                 if ack.outcome is Outcome.NOT_DONE and not ack.unreachable
             }
             pending = [name for name in pending if name not in operation.reports and name not in hopeless]
-            if not attaching or anyio.current_time() + backoff >= end:
+            # A last attempt without time to be answered would say less than the one before it.
+            if not attaching or anyio.current_time() + 2 * backoff >= end:
                 break
             if pending:
                 await anyio.sleep(backoff)

@@ -47,6 +47,6 @@ class Verdict:
     def __str__(self) -> str:
         if count := len(self.violations):
             return f"{count} violation{'s' if count > 1 else ''} in {self.events} events"
-        return f"sound: {self.events} events, {self.pauses} pauses, {self.continues} continues, " + (
-            f"unmatched: {', '.join(self.unmatched)}" if self.unmatched else "none unmatched"
-        )
+        unmatched = f"unmatched: {', '.join(self.unmatched)}" if self.unmatched else "none unmatched"
+        end = "" if self.closed else f"; it ends in {self.state.name}, not closed"
+        return f"sound: {self.events} events, {self.pauses} pauses, {self.continues} continues, {unmatched}{end}"

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
-from lifecycle import Lifecycle, StalenessBudget, State
+from lifecycle import Lifecycle, StalenessBudget, State, errors
 from lifecycle.testing import ScriptedEngine, ScriptedTransfer
+
+from .driver_rig import rig
+from .invariants import leave
 
 pytestmark = pytest.mark.anyio
 
@@ -48,3 +51,16 @@ async def test_a_rollout_leaves_the_buffer_once() -> None:
             with pytest.raises(ValueError, match="leaves the buffer once"):
                 leave([ticket])
         assert budget.capacity() == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("source", [{"weight": 1}, None, object()])
+async def test_what_is_no_weight_source_is_refused_before_anything_is_done(source: Any) -> None:
+    """A state dict is not a source: the error says what is, and no engine is asked anything."""
+    stage = rig(1)
+    async with stage.lifecycle as lifecycle:
+        asked = len(stage.engines[0].requests)
+        with pytest.raises(errors.UnusableWeights, match=r"has a method tensors\(\), such as ModuleSource\(model\)"):
+            await lifecycle.publish(source, version=1)
+        assert (lifecycle.state, len(stage.engines[0].requests)) == (State.RUNNING, asked)
+    await leave(stage)

@@ -124,9 +124,10 @@ def _broken(cohort: Cohort, condition: Condition) -> str:
 
 @pytest.mark.parametrize(("trigger", "state"), ILLEGAL)
 def test_an_illegal_trigger_is_refused_and_told_what_is_possible(trigger: Trigger, state: State) -> None:
-    """A trigger that the table does not have in a state raises `IllegalTransition`, which names those that it has."""
+    """A trigger that the table does not have in a state raises `IllegalTransition`, which names those it has."""
     machine = LifecycleMachine(state=state)
-    possible = tuple(t for t in Trigger if any(row.trigger is t and state in row.source for row in TRANSITIONS))
+    asked_for = [trigger for trigger in Trigger if trigger is not Trigger.FAULT]
+    possible = tuple(t for t in asked_for if any(row.trigger is t and state in row.source for row in TRANSITIONS))
     with pytest.raises(IllegalTransition) as illegal:
         machine.begin(trigger)
     assert (illegal.value.trigger, illegal.value.state, illegal.value.allowed) == (trigger, state, possible)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-engines check clean
+.PHONY: demo test test-engines chaos check clean
 
 demo: $(VENV)/.runtime  ## asynchronous RL against two embedded engines; writes run/
 	$(BIN)/rollout-lifecycle demo $(ARGS)
@@ -15,6 +15,9 @@ test: $(VENV)/.development  ## every test that needs no foreign engine
 test-engines: $(VENV)/.development  ## the contract suite, also against real vLLM and SGLang, installed where missing
 	$(BIN)/python tests/contract/engines/install.py
 	$(BIN)/python -m pytest tests/contract --engines embedded-sglang,embedded-vllm,sglang,vllm $(ARGS)
+
+chaos: $(VENV)/.development  ## kill trainers at any moment; no clean engine may stay paused, no dirty one be continued
+	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),50)
 
 check: $(VENV)/.development  ## style, strict types, documentation, diagrams in step with the code
 	$(BIN)/ruff check .

@@ -72,8 +72,12 @@ class Driver:
             self._context.recorder.emit(
                 e.TransitionRolledBack, trigger=trigger, source=attempt.source, reason=_sentence(error)
             )
-            if not self.closing and (interruption := await to_the_end(lambda: self._make_good(operation))) is not None:
-                raise interruption from error
+            # Where CLOSE follows it settles everything; of an attempt to attach there is nothing to close.
+            settled_by_close = self.closing and self._machine.state is not State.CLOSED
+            if not settled_by_close:
+                interruption = await to_the_end(lambda: self._make_good(operation))
+                if interruption is not None:
+                    raise interruption from error
             raise
         await self._fault_if_too_few()
         # What was committed stands, and is on record as such: only now is a cancellation given its due.

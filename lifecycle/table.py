@@ -8,6 +8,7 @@ documentation, the tests, and the trace verifier are all built from this table; 
 import itertools
 from collections.abc import Iterable
 from enum import Enum
+from functools import cache
 
 from attrs import frozen
 
@@ -196,6 +197,7 @@ TRANSITIONS: tuple[Transition, ...] = (
 )
 
 
+@cache
 def rows(trigger: Trigger, state: State, *, resume: bool = True) -> tuple[Transition, ...]:
     """Return the rows of `trigger` in `state`, in the order in which they are tried."""
     return _rows_of(TRANSITIONS, trigger, state, resume=resume)

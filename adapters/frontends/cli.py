@@ -6,10 +6,9 @@ Exit codes: 0 fine, 1 a violation or a failed check, 2 bad usage or unreadable i
 import json
 import sys
 from enum import StrEnum
-from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import attrs
 
@@ -26,7 +25,9 @@ except ImportError as missing:
     sys.stderr.write(f"{missing}; install the command line with: pip install 'rollout-lifecycle[cli]'\n")
     raise SystemExit(2) from missing
 
-FINE, VIOLATION, UNREADABLE, INTERRUPTED = 0, 1, 2, 130
+from .doctor import doctor
+from .exits import FINE, INTERRUPTED, UNREADABLE, VIOLATION, Dialect, clashing, fail
+from .guard import guard
 
 app = typer.Typer(
     name="rollout-lifecycle",
@@ -35,13 +36,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-class Dialect(StrEnum):
-    """The servers whose dialect is spoken."""
-
-    SGLANG = "sglang"
-    VLLM = "vllm"
 
 
 class Transfer(StrEnum):
@@ -84,7 +78,7 @@ def demo(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Train a small policy by asynchronous RL, against embedded engines or running servers, and verify the trace."""
     if engine_urls and engines is not None:
-        _fail(UNREADABLE, "--engines starts embedded engines and --engine attaches to others: give one of the two")
+        fail(UNREADABLE, "--engines starts embedded engines and --engine attaches to others: give one of the two")
     _require("torch", "starlette", "uvicorn", "safetensors")
     console = Console()
     try:
@@ -110,9 +104,9 @@ def demo(  # noqa: PLR0917 - typer calls it by name
     except KeyboardInterrupt:  # before the demo listens for it
         raise typer.Exit(INTERRUPTED) from None
     except ValueError as error:
-        _fail(UNREADABLE, str(error))
+        fail(UNREADABLE, str(error))
     except DemoFailed as error:
-        _fail(VIOLATION, f"the demo ended early: {error}")
+        fail(VIOLATION, f"the demo ended early: {error}")
     _show(console, result.summary)
     for name in result.died:
         console.print(f"{name} died; the others went on without it", highlight=False, soft_wrap=True)
@@ -137,7 +131,7 @@ def demo_model(
     try:
         write_model(directory, seed=seed)
     except ValueError as error:
-        _fail(UNREADABLE, str(error))
+        fail(UNREADABLE, str(error))
     sys.stdout.write(f"{directory}\n")
 
 
@@ -148,7 +142,7 @@ def diagram(
 ) -> None:
     """Print the transition table as a diagram."""
     if highlight is not None and highlight.upper() not in State.__members__:
-        _fail(UNREADABLE, f"{highlight!r} is not a state; states are {', '.join(State.__members__)}")
+        fail(UNREADABLE, f"{highlight!r} is not a state; states are {', '.join(State.__members__)}")
     state = State[highlight.upper()] if highlight else None
     render = mermaid if format is Format.MERMAID else markdown
     sys.stdout.write(render(highlight=state))
@@ -163,11 +157,11 @@ def verify(
     try:
         verdict = verify_file(file)
     except errors.JournalUnreadable as error:
-        _fail(UNREADABLE, f"{file}: unreadable-line: {error}")
+        fail(UNREADABLE, f"{file}: unreadable-line: {error}")
     except (OSError, UnicodeDecodeError) as error:
-        _fail(UNREADABLE, f"{file} cannot be read: {error}")
+        fail(UNREADABLE, f"{file} cannot be read: {error}")
     if verdict.events == 0:
-        _fail(UNREADABLE, f"{file} holds no event")
+        fail(UNREADABLE, f"{file} holds no event")
     if as_json:
         facts = attrs.asdict(verdict, value_serializer=lambda _, __, value: getattr(value, "value", value))
         sys.stdout.write(json.dumps({"verdict": str(verdict), "sound": verdict.sound, **facts}) + "\n")
@@ -192,8 +186,12 @@ def engine(
     try:
         status = serve(dialect=dialect.value, port=port, model=model, host=host)
     except (CheckpointError, OSError, ValueError) as error:
-        _fail(UNREADABLE, str(error))
+        fail(UNREADABLE, str(error))
     raise typer.Exit(status)
+
+
+app.command()(doctor)
+app.command()(guard)
 
 
 def main() -> int:
@@ -212,8 +210,7 @@ def main() -> int:
 
 def _warn_of_clash() -> None:
     """Say so when another project's top-level `adapters` is installed: either may shadow the other's modules."""
-    others = sorted(set(packages_distributions().get("adapters", [])) - {"rollout-lifecycle"})
-    if others:
+    if others := clashing():
         sys.stderr.write(
             f"warning: {', '.join(others)} also installs a top-level package called 'adapters', which clashes with "
             "rollout-lifecycle's: use separate environments\n"
@@ -222,7 +219,7 @@ def _warn_of_clash() -> None:
 
 def _require(*modules: str) -> None:
     if missing := [name for name in modules if find_spec(name) is None]:
-        _fail(UNREADABLE, f"{', '.join(missing)} missing; install with: pip install 'rollout-lifecycle[all]'")
+        fail(UNREADABLE, f"{', '.join(missing)} missing; install with: pip install 'rollout-lifecycle[all]'")
 
 
 def _make_place(file: Path) -> None:
@@ -242,8 +239,3 @@ def _show(console: Console, summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"unmatched {summary['unmatched']}", highlight=False)
     console.print(summary["verdict"], highlight=False, soft_wrap=True)
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    sys.stderr.write(f"{message}\n")
-    raise typer.Exit(code)

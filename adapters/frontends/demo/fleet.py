@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,12 +10,12 @@ from pathlib import Path
 import anyio
 import httpx
 
-from adapters.engines import EmbeddedEngine, HttpEngine, SGLangEngine, VLLMEngine
+from adapters.engines import EmbeddedEngine, HttpEngine
+from adapters.frontends.examination import SPEAKS
 from lifecycle import GenerationRequest, Lifecycle, Standing, errors
 
 from . import task
 
-SPEAKS: Mapping[str, Callable[[str], HttpEngine]] = {"sglang": SGLangEngine, "vllm": VLLMEngine}
 _PROMPT = (0, 1, 2, 3, task.SEPARATOR)
 """Not a single token: vLLM 0.32.0 on CPU dies of that where it is the first that is asked of it."""
 _TOKENS_LOOKED_AT = 32

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from adapters.engines import HttpEngine
 from adapters.engines.embedded import save
+from adapters.frontends.examination import SPEAKS
 from adapters.transfers import Broadcast, Disk, ModuleSource
 from lifecycle import (
     Deadlines,
@@ -100,7 +101,7 @@ def run(options: Options, console: Console) -> Result:
 def _prepare(options: Options) -> Path:
     """Check what can be checked, and make place for the files. Returns where the journal goes."""
     fleet.at(options.urls, dialect=options.dialect)
-    modes = fleet.SPEAKS[options.dialect]("http://127.0.0.1").capabilities.pause_modes
+    modes = SPEAKS[options.dialect]("http://127.0.0.1").capabilities.pause_modes
     if options.pause_mode not in modes:
         known = ", ".join(sorted(mode.value for mode in modes))
         raise ValueError(f"{options.dialect} has no pause mode {options.pause_mode.value!r}; it has {known}")

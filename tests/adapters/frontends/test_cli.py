@@ -224,19 +224,21 @@ def test_engine_needs_a_model(tmp_path: Path) -> None:
 def test_every_command_explains_itself() -> None:
     """`--help` works for every command; without a command the help is printed, as bad usage."""
     assert invoke().exit_code == 2
-    for command in ("demo", "demo-model", "diagram", "verify", "engine"):
+    for command in ("demo", "demo-model", "diagram", "verify", "engine", "doctor", "guard"):
         assert command in invoke("--help").output
         result = invoke(command, "--help")
         assert (result.exit_code, "Usage" in result.output) == (0, True)
 
 
 def test_commands_that_need_no_tensors_do_without_torch(journal: Path) -> None:
-    """`diagram`, `verify` and `--help` import neither torch nor a server, which take a second."""
+    """`diagram`, `verify`, `--help` and those that look after engines import neither torch nor a server."""
     code = (
         "import sys; from adapters.frontends.cli import main; sys.argv = ['rollout-lifecycle', *sys.argv[1:]]; "
         "code = main(); print(code, sorted({'torch', 'starlette', 'uvicorn', 'numpy'} & set(sys.modules)))"
     )
-    for arguments in (["diagram"], ["verify", journal], ["--help"], ["demo", "--help"], ["demo-model", "--help"]):
+    for command in ("demo", "demo-model", "doctor", "guard"):
+        assert run_python(code, command, "--help").stdout.splitlines()[-1] == "0 []"
+    for arguments in (["diagram"], ["verify", journal], ["--help"]):
         assert run_python(code, *arguments).stdout.splitlines()[-1] == "0 []"
 
 

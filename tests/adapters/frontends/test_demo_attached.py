@@ -15,11 +15,10 @@ from adapters.frontends.demo import fleet
 from adapters.frontends.demo.checkpoint import write_model
 from adapters.frontends.demo.options import Options
 from lifecycle import Deadlines, FleetPolicy, Lifecycle, PauseMode, events
-from lifecycle.fleet import EngineFacts
-from lifecycle.ports import Acknowledgement, EngineReport
 from lifecycle.trace import verify_file
 
 from .demos import KEYS, demo
+from .patients import asked, report_of
 
 SMALL = ("--groups", "4", "--group-size", "4")
 
@@ -50,26 +49,6 @@ def of_another_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embed
 def dialect_of(engine: EmbeddedEngine) -> str:
     """Return what it speaks."""
     return engine.engine.dialect.kind
-
-
-def asked(engine: EmbeddedEngine, request: events.Request) -> Acknowledgement:
-    """Send a request over connections of its own."""
-
-    async def ask() -> Acknowledgement:
-        (client,) = fleet.at([engine.url], dialect=dialect_of(engine))
-        try:
-            return await client.perform(request, EngineFacts(name=client.name), timeout=20)
-        finally:
-            await client.aclose()
-
-    return anyio.run(ask)
-
-
-def report_of(engine: EmbeddedEngine) -> EngineReport:
-    """Return how it stands."""
-    report = asked(engine, events.ProbeEngine()).report
-    assert report is not None
-    return report
 
 
 def attach(*engines: EmbeddedEngine, urls: tuple[str, ...] = (), dialect: str) -> None:

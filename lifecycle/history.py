@@ -14,6 +14,8 @@ from .fleet import NEW_PROCESS
 from .ledger import Debt, PauseLedger
 from .states import Outcome, PauseMode
 
+_NOT_FLUSHED = "it may serve caches of old weights"
+
 
 @frozen(kw_only=True)
 class Remembered:
@@ -131,24 +133,28 @@ class History:
             self._verified.add(event.engine)
 
     def _advanced(self, _: e.VersionAdvanced) -> None:
-        # The lifecycle says of each engine that it is clean right after this: it may not have come to that.
+        # The lifecycle says of each engine that it is clean right after this: it may not have come to that, nor to flush.
         for name in self._verified:
-            self._change(name, dirty=False, unfit="")
+            self._change(name, dirty=False, unfit=_NOT_FLUSHED)
 
     def _flushing(self, event: e.FlushCache) -> None:
         self._keeps = event.mode.keeps_requests
 
     def _flushed(self, event: e.CacheFlushed) -> None:
-        if not self._keeps:
-            self._unless_done(event, "it may serve caches of old weights")
+        if event.outcome is Outcome.DONE or self._keeps:  # kept requests may hold on to their cache
+            self._fit_again(event.engine, _NOT_FLUSHED)
 
     def _labelled(self, event: e.VersionLabelled) -> None:
-        if event.outcome is Outcome.DONE and self._engines.get(event.engine, Remembered()).unfit == NEW_PROCESS:
-            self._change(event.engine, unfit="")  # by ATTACH, on the user's word
+        if event.outcome is Outcome.DONE:
+            self._fit_again(event.engine, NEW_PROCESS)  # by ATTACH, on the user's word
         self._unless_done(event, "it may label its tokens with another version")
 
     def _canary(self, event: e.CanaryAnswered) -> None:
         self._unless_done(event, "it did not generate after its last publication")
+
+    def _fit_again(self, name: str, reason: str) -> None:
+        if self._engines.get(name, Remembered()).unfit == reason:
+            self._change(name, unfit="")
 
     def _unless_done(self, event: e.EngineFact, reason: str) -> None:
         if event.outcome is not Outcome.DONE:

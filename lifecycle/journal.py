@@ -1,6 +1,7 @@
 """The journal: one event a line, JSON. Written before a request goes out and after its outcome is known."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
@@ -64,12 +65,19 @@ class Journal:
     """Append events to a file, continuing the history that it holds. Not shared between processes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the file. Raises `OSError` where it cannot be, also since another process writes it."""
         self.path = Path(path)
         self.history = History()
         """What it told before it was opened."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.last_seq = self._repair()
+        # Opened before it is repaired: what another process is writing is not torn.
         self._file = self.path.open("a", encoding="utf-8", newline="\n")
+        try:
+            _claim(self._file)
+            self.last_seq = self._repair()
+        except BaseException:
+            self._file.close()
+            raise
         self._error: OSError | None = None
 
     def write(self, event: Event) -> None:
@@ -108,6 +116,19 @@ class Journal:
         if content and not content.endswith(b"\n"):
             os.truncate(self.path, content.rfind(b"\n") + 1)
         return last
+
+
+def _claim(file: TextIO) -> None:
+    """Refuse a file that another living process writes. The lock goes with this process, and not to its children."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.EACCES, errno.EAGAIN}:
+            raise OSError(error.errno, "another process writes this journal", file.name) from error
 
 
 def _converter(declared: Any) -> Callable[[Any], Any]:

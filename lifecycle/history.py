@@ -133,7 +133,7 @@ class History:
             self._verified.add(event.engine)
 
     def _advanced(self, _: e.VersionAdvanced) -> None:
-        # The lifecycle says of each engine that it is clean right after this: it may not have come to that, nor to flush.
+        # That each of them is clean is said right after this, and then they flush: it may not have come to that.
         for name in self._verified:
             self._change(name, dirty=False, unfit=_NOT_FLUSHED)
 

@@ -75,6 +75,7 @@ class Journal:
         try:
             _claim(self._file)
             self.last_seq = self._repair()
+            _claim(self._file)  # again, since a process that closes a file gives up its locks on it
         except BaseException:
             self._file.close()
             raise

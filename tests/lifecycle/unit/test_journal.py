@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -199,3 +201,16 @@ def test_a_closed_journal_takes_nothing_and_stays_closed(tmp_path: Path) -> None
     journal.write(HELD)
     journal.sync()
     assert journal.path.read_text() == ""
+
+
+def test_a_journal_belongs_to_one_process(tmp_path: Path) -> None:
+    """While one process writes it another is refused, and told why; afterwards it may go on with it."""
+    path = tmp_path / "run.jsonl"
+    opening = [sys.executable, "-c", f"from lifecycle.journal import Journal; Journal({str(path)!r}).close()"]
+    journal = Journal(path)
+    journal.write(HELD)
+    refused = subprocess.run(opening, capture_output=True, text=True, check=False)
+    assert "another process writes this journal" in refused.stderr
+    journal.close()
+    assert subprocess.run(opening, check=False).returncode == 0
+    assert [event for _, event in read(path)] == [HELD]

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-engines chaos check clean
+.PHONY: demo test test-engines chaos explore check clean
 
 demo: $(VENV)/.runtime  ## asynchronous RL against two embedded engines; writes run/
 	$(BIN)/rollout-lifecycle demo $(ARGS)
@@ -14,10 +14,14 @@ test: $(VENV)/.development  ## every test that needs no foreign engine
 
 test-engines: $(VENV)/.development  ## the contract suite, also against real vLLM and SGLang, installed where missing
 	$(BIN)/python tests/contract/engines/install.py
-	$(BIN)/python -m pytest tests/contract --engines embedded-sglang,embedded-vllm,sglang,vllm $(ARGS)
+	$(BIN)/python -m pytest tests/contract --engines $(or $(ENGINES),embedded-sglang,embedded-vllm,sglang,vllm) $(ARGS)
 
 chaos: $(VENV)/.development  ## kill trainers at any moment; no clean engine may stay paused, no dirty one be continued
 	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),50)
+
+explore: $(VENV)/.development  ## the large closures of the state space: some ten minutes
+	$(BIN)/python -m lifecycle.explore --engines 2 --faults 3
+	$(BIN)/python -m lifecycle.explore --engines 3 --faults 2
 
 check: $(VENV)/.development  ## style, strict types, documentation, diagrams in step with the code
 	$(BIN)/ruff check .

@@ -46,7 +46,8 @@ class Assembly:
         are labelled `NAME:VERSION`. `initial_version`: what the engines hold already; `None`: nothing serves before
         the first publication. `journal`: a file, continued where it exists, or a sink; a file also
         tells what a lifecycle before it left, so that attaching settles that. Raises `ValueError` for engines
-        that share a name, a name that is empty, or a version below 0.
+        that share a name, a name that is empty, or a version below 0; for a journal `OSError` where it cannot be
+        opened or another process writes it, and `JournalUnreadable`.
         """
         if not name or any(c.isspace() for c in name):
             raise ValueError(f"name must be a word, got {name!r}")

@@ -22,6 +22,8 @@ class Bookkeeper:
         self._cohort = cohort
         self._recorder = recorder
         self._capabilities = capabilities
+        self._recalled: set[str] = set()
+        """Engines that are known from the journal alone."""
         self._after: Mapping[type[e.Request], Callable[[Any, Acknowledgement, EngineFacts], None]] = {
             e.ProbeEngine: self._probed,
             e.PauseGeneration: self._paused,
@@ -60,6 +62,7 @@ class Bookkeeper:
 
     def recall(self, name: str, known: Remembered) -> None:
         """Take over what a lifecycle before knew of an engine. A probe that finds another process undoes it."""
+        self._recalled.add(name)
         debt = known.debt
         event = self._recorder.emit(
             e.EngineRecalled,
@@ -159,7 +162,9 @@ class Bookkeeper:
             self.fence(facts.name, Standing.LOST, ack.detail or "does not answer")
             return
         ledger = self._cohort.ledger
-        met = facts.incarnation is not None
+        # Of what the journal tells, a pause that it does not tell of is another's.
+        met = facts.incarnation is not None and facts.name not in self._recalled
+        self._recalled.discard(facts.name)
         if incarnation_changed(facts, report):
             met = False
             # A pause that the new process reports may be ours, sent after it was started and before anybody knew.
@@ -195,8 +200,8 @@ class Bookkeeper:
     def _take_on_pause(self, name: str, report: EngineReport, *, met: bool) -> None:
         """Make a pause that is not known to be ours a debt, as soon as a probe tells of it.
 
-        In a process that was not met before, weights count as partly written unless something proves them: a killed
-        trainer may have left it so. Of one that was, it is known what was written to it.
+        In a process that this lifecycle had not met before, weights count as partly written unless something proves
+        them: a killed trainer may have left it so. Of one that it had, it is known what was written to it.
         """
         cohort = self._cohort
         cohort.ledger.owe(name, mode=PauseMode.ABORT, epoch=cohort.epoch, certain=True)
@@ -256,7 +261,9 @@ class Bookkeeper:
         if publication is None or name not in publication.dirtied:
             return
         self.clean(name, reason)
-        if publication.dirtied.pop(name) is Standing.SERVING and self._cohort.fleet[name].reachable:
+        stood = publication.dirtied.pop(name)
+        facts = self._cohort.fleet[name]
+        if stood is Standing.SERVING and facts.reachable and not facts.unfit:
             self.serve(name)
 
 

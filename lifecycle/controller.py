@@ -13,7 +13,7 @@ from .errors import OperationFailed, TicketSettled
 from .gate import Admission
 from .generation import Generation, GenerationRequest
 from .history import Remembered
-from .ports import TransferPort, WeightSource
+from .ports import EnginePort, TransferPort, WeightSource
 from .procedures import Operation
 from .shielding import to_the_end
 from .staleness import Ticket, Unlimited
@@ -79,7 +79,7 @@ class Lifecycle(Assembly):
                 max_staleness=budget.max_staleness if budget else None,
                 max_concurrent=budget.max_concurrent if budget else None,
                 accepted=budget.counted if budget else 0,
-                addresses=tuple(getattr(port, "address", "") for port in self._ports.values()),
+                addresses=tuple(_address_of(port) for port in self._ports.values()),
             )
             for name, known in self._history.engines.items():
                 if name in self._ports and known != Remembered():
@@ -332,3 +332,9 @@ class Lifecycle(Assembly):
             )
 
         return await self._take(work, wait=wait)
+
+
+def _address_of(port: EnginePort) -> str:
+    """Return where an engine is, for the journal; empty for a port that does not say."""
+    address = getattr(port, "address", "")
+    return address if isinstance(address, str) else ""

@@ -80,7 +80,7 @@ class Effects:
         self._until = float("inf")
 
     def begin(self) -> None:
-        """An operation begins: from now on it has `Deadlines.operation` seconds."""
+        """Begin an operation: from now on it has `Deadlines.operation` seconds."""
         self._until = anyio.current_time() + self.deadlines.operation
 
     def allowed(self, seconds: float) -> float:

@@ -34,7 +34,7 @@ from .states import Outcome, State, Trigger
 
 
 class LifecycleError(Exception):
-    """The root of the tree. Every error can be pickled: it reaches a trainer in another process as what it is."""
+    """The root of the tree. An error whose causes can be pickled can be, too, and reaches another process as it is."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, vars(self))

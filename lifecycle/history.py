@@ -90,9 +90,7 @@ class History:
         if None not in {before, event.incarnation} and before != event.incarnation:
             if not event.paused:
                 self._ledger.forget(event.engine)
-            self._engines[event.engine] = Remembered(
-                unfit="the server process was a new one, and its label proved nothing"
-            )
+            self._engines[event.engine] = Remembered(unfit=NEW_PROCESS)
         if event.paused is False:
             self._ledger.seen_running(event.engine)
         elif event.paused and self._ledger.owed(event.engine) is None:

@@ -62,10 +62,16 @@ def read(path: str | os.PathLike[str]) -> Iterator[tuple[int, Event]]:
 
 
 class Journal:
-    """Append events to a file, continuing the history that it holds. Not shared between processes."""
+    """Append events to a file, continuing the history that it holds. Not shared between processes.
+
+    A process that reads the file while it writes it gives up the lock that keeps others out.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the file. Raises `OSError` where it cannot be, also since another process writes it."""
+        """Open the file, and read what it holds.
+
+        Raises `OSError` where it cannot be opened, also since another process writes it, and `JournalUnreadable`.
+        """
         self.path = Path(path)
         self.history = History()
         """What it told before it was opened."""

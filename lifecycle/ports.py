@@ -86,7 +86,11 @@ def _nothing() -> None:
 
 
 class EnginePort(Protocol):
-    """One inference server behind one base URL. It reports failures as outcomes, and raises only on bugs."""
+    """One inference server behind one base URL. It reports failures as outcomes, and raises only on bugs.
+
+    A port may also have an `address: str`, its URL without credentials: it goes to the journal, so that whoever comes
+    after a killed trainer finds the engine.
+    """
 
     @property
     def name(self) -> str:

@@ -78,7 +78,7 @@ class Turn:
             raise interruption
 
     def refuse_elsewhere(self) -> None:
-        """Raise `WrongEventLoop` in any event loop but the one of the first turn: waiting there would be for ever."""
+        """Raise `WrongEventLoop` in any event loop but the one of the first call: waiting there would be for ever."""
         here = current_token()
         self._home = self._home or here
         if self._home != here:

@@ -5,7 +5,10 @@ from typing import Any, Self
 
 from attrs import frozen
 
-from .dialect import Reply, Steps, field_of, get
+from .dialect import Reply, field_of, status_of
+
+DESCRIPTION = "/openapi.json"
+"""Where FastAPI servers describe themselves; it takes them about a second the first time."""
 
 
 @frozen
@@ -17,7 +20,7 @@ class Offer:
 
     @classmethod
     def of(cls, reply: Reply) -> Self:
-        """Read the answer to GET /openapi.json."""
+        """Read what the server answered there."""
         paths = field_of(reply, "paths")
         return cls(paths if isinstance(paths, dict) else None, _at(field_of(reply, "components"), "schemas") or {})
 
@@ -35,11 +38,14 @@ class Offer:
     def choices(self, path: str, key: str) -> frozenset[str] | None:
         """Return the values that `key` may have in the body of POST `path`; `None` where none are named.
 
-        A body without that key has no choice: the set is empty then.
+        A POST without a body, or a body without that key, has no choice: the set is empty then.
         """
         if self._paths is None:
             return None
-        properties = self._resolved(_at(self._posted(path), "requestBody", "content", "application/json", "schema"))
+        posted = self._posted(path)
+        if isinstance(posted, Mapping) and "requestBody" not in posted:
+            return frozenset()
+        properties = self._resolved(_at(posted, "requestBody", "content", "application/json", "schema"))
         if not isinstance(properties, dict):
             return None
         if key not in properties:
@@ -63,6 +69,6 @@ def _at(tree: Any, *keys: str) -> Any:
     return tree
 
 
-def ask() -> Steps[Offer]:
-    """Ask the server to describe itself. It takes about a second the first time."""
-    return Offer.of((yield get("/openapi.json")))
+def described(reply: Reply) -> bool:
+    """Whether the server answered for itself: with its description, or with a refusal to give one."""
+    return 0 < status_of(reply) < 500

@@ -32,7 +32,7 @@ from .dialect import (
     simply,
     status_of,
 )
-from .offer import Offer, ask
+from .offer import DESCRIPTION, Offer, described
 from .sglang_generation import generate_body, segment_of
 
 _MODES = {PauseMode.ABORT: "abort", PauseMode.IN_PLACE: "in_place", PauseMode.RETRACT: "retract"}
@@ -88,7 +88,10 @@ class SGLang(Mapped):
             return classify(ready)
         version, seed = field_of(server, "version"), field_of(server, "random_seed")
         if self._process != (version, seed):
-            offer = yield from ask()
+            about = yield get(DESCRIPTION)
+            if not described(about):
+                return classify(about)
+            offer = Offer.of(about)
             if (reason := _unknown(offer, version)) is not None:
                 return refuse(reason)
             self._mode = self._unlabelled = None

@@ -36,7 +36,7 @@ from .dialect import (
     simply,
     status_of,
 )
-from .offer import Offer, ask
+from .offer import DESCRIPTION, Offer, described
 from .vllm_generation import completion_body, segment_of, tokens_body
 
 _MODES = {PauseMode.ABORT: "abort", PauseMode.WAIT: "wait", PauseMode.KEEP: "keep"}
@@ -122,7 +122,10 @@ class VLLM(Mapped):
 
     def _meet(self, version: Any) -> Steps[Acknowledgement]:
         """Find out what a process offers. Not DONE for a combination of routes that this dialect does not know."""
-        if (reason := _unknown((yield from ask()), version)) is not None:
+        about = yield get(DESCRIPTION)
+        if not described(about):
+            return classify(about)
+        if (reason := _unknown(Offer.of(about), version)) is not None:
             return refuse(reason)
         # An empty body is refused by a route that is offered, before anything is generated.
         offered = yield _post(_TOKENS, {}, idempotent=True)

@@ -117,12 +117,16 @@ async def _after_silence(journal: Path, seconds: float) -> Evidence:
 
 def _released(evidence: Evidence, options: Options) -> int:
     """Release what may be released, say what became of each engine, and return the exit code."""
-    if evidence.ended:
+    if evidence.ended and not evidence.owing:
         _say("the trainer has closed its lifecycle: nothing to release")
         return FINE
     addresses = evidence.history.addresses
     places = {addresses[name]: name for name in evidence.owing if name in addresses}
-    examined = anyio.run(examine, places, evidence, options) + nowhere(evidence, evidence.owing)
+    try:
+        examined = anyio.run(examine, places, evidence, options) + nowhere(evidence, evidence.owing)
+    except ValueError as error:  # an address that is no URL
+        _say(str(error))
+        return VIOLATION
     for each in examined:
         _say(_told(each))
     if not examined:

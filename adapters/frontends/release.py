@@ -15,7 +15,8 @@ from lifecycle.history import Remembered
 from lifecycle.ports import Acknowledgement, EnginePort, EngineReport
 from lifecycle.states import Outcome
 
-CONTINUE_SECONDS = 10.0
+_CONTINUE_SECONDS = 10.0
+"""How long a continue may take."""
 _ROUNDS = 3
 """How often a pause may land after its continue before the engine is given up."""
 _STOOD_DOWN = "the journal was written meanwhile: a trainer is at work on it"
@@ -153,7 +154,7 @@ async def release(
             return finding
         if changed():
             return evolve(finding, ruling=Ruling(verdict=Verdict.STOOD_DOWN, reason=_STOOD_DOWN))
-        answer = await _ask(engine, events.ContinueGeneration(engine=engine.name), CONTINUE_SECONDS)
+        answer = await _ask(engine, events.ContinueGeneration(engine=engine.name), _CONTINUE_SECONDS)
         if answer.outcome is Outcome.NOT_DONE:
             reason = f"did not continue: {answer.detail}"
             return evolve(finding, ruling=Ruling(verdict=Verdict.LEFT, reason=reason))

@@ -124,8 +124,12 @@ class FaultProxy:
     async def refuse(self) -> None:
         """Cut every connection, and refuse new ones, as a host does whose server has died. Idempotent.
 
+        Raises `RuntimeError` outside of its block.
+
         Cancellation: it refuses nevertheless.
         """
+        if self._tasks is None:
+            raise RuntimeError("the proxy is used outside of its block")
         self._serving.cancel()
         await self._refusing.wait()
 
@@ -178,7 +182,7 @@ class FaultProxy:
         tasks.start_soon(self._serve, tasks)
 
     async def _serve(self, tasks: TaskGroup) -> None:
-        """Take connections until they are to be refused; the port stays ours all the time."""
+        """Take connections until they are to be refused, then hold the port with a socket that does not listen."""
         with self._serving:
             async with anyio.create_task_group() as connections:
                 await accepting(self._socket, lambda client: connections.start_soon(self._converse, client, tasks))

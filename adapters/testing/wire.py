@@ -24,7 +24,10 @@ class Line:
     http: h11.Connection = field(factory=lambda: h11.Connection(h11.SERVER))
 
     async def request(self) -> tuple[h11.Request, bytes] | None:
-        """Return the next request and its body; `None` where the client is done. Raises `HangUp`."""
+        """Return the next request and its body; `None` where the client is done. Raises `HangUp`.
+
+        Cancellation: a request that has come in part is lost.
+        """
         head: h11.Request | None = None
         body = bytearray()
         while True:
@@ -41,7 +44,10 @@ class Line:
                 return None
 
     async def send(self, *events: h11.Event) -> None:
-        """Send events of one reply. Raises `HangUp`."""
+        """Send events of one reply. Raises `HangUp`.
+
+        Cancellation: a part of them may have been sent.
+        """
         data = memoryview(b"".join(self.http.send(event) or b"" for event in events))
         while data:
             try:
@@ -52,7 +58,10 @@ class Line:
                 raise HangUp from error
 
     async def hung_up(self) -> None:
-        """Return when the client hangs up. What it sends meanwhile is kept for the next request."""
+        """Return when the client hangs up. What it sends meanwhile is kept for the next request.
+
+        Cancellation: nothing is lost.
+        """
         try:
             while data := await self._receive():
                 self.http.receive_data(data)
@@ -90,7 +99,10 @@ def bound(port: int = 0) -> socket.socket:
 
 
 async def accepting(listener: socket.socket, take: Callable[[socket.socket], object]) -> None:
-    """Hand every connection that comes to `take`, for ever."""
+    """Hand every connection that comes to `take`, for ever.
+
+    Cancellation: no connection is lost; the listener stays open.
+    """
     while True:
         await anyio.wait_readable(listener)
         try:
@@ -103,7 +115,10 @@ async def accepting(listener: socket.socket, take: Callable[[socket.socket], obj
 
 
 async def unless_hung_up(line: Line, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, and give it up when the client hangs up. Raises `HangUp` then."""
+    """Do `work`, and give it up when the client hangs up. Raises `HangUp` then.
+
+    Cancellation: `work` is cancelled.
+    """
     gone = False
     async with anyio.create_task_group() as tasks:
 

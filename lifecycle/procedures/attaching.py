@@ -4,6 +4,7 @@ import anyio
 
 from lifecycle import events as e
 from lifecycle.errors import AttachFailed
+from lifecycle.fleet import NEW_PROCESS
 from lifecycle.guards import enough_serving
 from lifecycle.states import Outcome, Standing, Trigger
 from lifecycle.values import EngineReport
@@ -94,6 +95,7 @@ class Attaching:
             operation.attempt.trigger is Trigger.ATTACH
             and self._context.cohort.version is not None
             and not self._context.cohort.fleet[name].dirty
+            and self._context.cohort.fleet[name].unfit in {"", NEW_PROCESS}
             and not labelled_by_a_run
         )
 

@@ -89,6 +89,21 @@ def test_pause_modes_are_those_that_the_server_names(
         assert (calls, ack.outcome) == ([], Outcome.NOT_DONE)
 
 
+def test_a_pause_without_a_body_is_an_abort() -> None:
+    """So it was before pauses had modes: the route takes nothing, and describes no body."""
+    dialect, ack = probed(MODEL, SERVER, READY, OLD_ROUTES)
+    assert ack.done
+    assert dialect.capabilities.pause_modes == {PauseMode.ABORT}
+
+
+@pytest.mark.parametrize("reply", [LATE, CUT, answer({"error": "bad gateway"}, 502)])
+def test_a_description_that_did_not_come_is_asked_for_again(reply: Reply) -> None:
+    """What a server offers is not guessed from its silence: that is no report."""
+    dialect, ack = probed(MODEL, SERVER, READY, reply)
+    assert (ack.outcome, ack.report) == (Outcome.UNKNOWN, None)
+    assert len(converse(dialect.probe(), MODEL, SERVER, READY, ROUTES)[0]) == 4
+
+
 def test_a_paused_server_reports_paused() -> None:
     """503 from /ready is a paused server, or an unhealthy one."""
     _, ack = probed(MODEL, SERVER, NOT_READY, ROUTES)

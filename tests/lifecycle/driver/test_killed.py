@@ -4,6 +4,7 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from lifecycle import FleetPolicy, Lifecycle, Outcome, PauseMode, Standing, State, errors, events
@@ -11,7 +12,7 @@ from lifecycle.events import Event, Request
 from lifecycle.fleet import EngineFacts
 from lifecycle.history import History
 from lifecycle.journal import Journal, read
-from lifecycle.ports import Acknowledgement, Capabilities
+from lifecycle.ports import Acknowledgement, Capabilities, EngineReport
 from lifecycle.testing import LandLate, LoseReply, ScriptedEngine, ScriptedTransfer
 from lifecycle.trace import verify_file
 
@@ -245,3 +246,51 @@ async def test_anybody_may_look_while_it_lives(tmp_path: Path) -> None:
     assert (history.run, history.version, history.closed) == (RUN, 3, True)
     assert set(history.engines) == {engine.name for engine in engines}
     assert not any(known.dirty or known.debt for known in history.engines.values())
+
+
+class Reticent(Engine):
+    """An engine that does not say whether its weights are whole, as real servers do not."""
+
+    def _report(self) -> EngineReport:
+        return attrs.evolve(super()._report(), whole=None)
+
+
+async def test_a_pause_that_the_journal_does_not_tell_of_is_anothers(tmp_path: Path) -> None:
+    """Another trainer may have been killed with half its weights written: the journal of ours proves nothing then."""
+    path = tmp_path / "journal.jsonl"
+    engine = Reticent("E1")
+    async with successor([engine], path):
+        pass
+    engine.paused, engine.whole = PauseMode.ABORT, False
+    async with successor([engine], path) as lifecycle:
+        (view,) = lifecycle.engines
+        assert (lifecycle.state, view.standing, view.dirty) == (State.SUSPENDED, Standing.STALE, True)
+        assert (engine.paused, engine.violations) == (PauseMode.ABORT, [])
+    assert verify_file(path).violations == []
+
+
+async def test_the_users_word_for_a_new_process_is_remembered(tmp_path: Path) -> None:
+    """A restarted engine that was adopted serves in the next life, too, although nothing was published."""
+    path = tmp_path / "journal.jsonl"
+    engine = Engine("E1")
+    async with successor([engine], path):
+        engine.restart()
+    for _ in range(2):
+        async with successor([engine], path) as lifecycle:
+            assert lifecycle.state is State.RUNNING
+    assert verify_file(path).violations == []
+
+
+async def test_a_label_does_not_forgive_what_an_engine_failed_to_do(tmp_path: Path) -> None:
+    """An engine that may serve old caches is not adopted on the user's word for its weights."""
+    path = tmp_path / "journal.jsonl"
+    engine = Engine("E1").on(events.FlushCache, *[LoseReply(applied=False)] * 30)
+    engine.on(events.LabelVersion, *[LoseReply(applied=False)] * 30)
+    before = successor([engine], path, initial_version=None)
+    await before.attach()
+    await before.publish(SOURCE, version=1)
+    await before.close()
+    engine._script.clear()
+    engine.label = None
+    async with successor([engine], path, initial_version=1) as lifecycle:
+        assert (lifecycle.state, lifecycle.engines[0].standing) == (State.SUSPENDED, Standing.STALE)

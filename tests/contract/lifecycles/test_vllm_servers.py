@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,8 +50,9 @@ async def test_two_workers_take_their_shares(old: Weights, new: Weights, newer: 
     with serving((old, new, newer), tmp_path, workers=2) as stage:
         async with stage.lifecycle() as lifecycle:
             cut_off = Splitting("model.layers.1.self_attn.k_proj.weight")
-            with pytest.raises(errors.PublicationFailed, match=r"rank [12] of 3 in gloo group"):
+            with pytest.raises(errors.PublicationFailed) as failed:
                 await lifecycle.publish(stage.source(2), version=2, transfer=cut_off)
+            assert re.search(r"rank [12] of 3 in gloo group", str(failed.value))
             await cut_off.close()
             await lifecycle.publish(stage.source(1), version=1)
             async with stage.rollouts(lifecycle, TOKENS) as rollouts:
@@ -70,8 +72,9 @@ async def test_a_server_with_a_backend_of_vllms_own_says_what_it_takes(
     with serving((old, new, newer), tmp_path, backend="nccl") as stage:
         async with stage.lifecycle() as lifecycle:
             await lifecycle.publish(stage.source(1), version=1, transfer=Disk(tmp_path / "weights"))
-            sentence = "weight-transfer backend 'nccl' does not meet a Broadcast.*: publish through Disk.*, or install"
-            with pytest.raises(errors.PublicationFailed, match=sentence):
+            with pytest.raises(errors.PublicationFailed) as failed:
                 await lifecycle.publish(stage.source(2), version=2)
+            sentence = "weight-transfer backend 'nccl' does not meet a Broadcast(): publish through Disk(), or install"
+            assert sentence in str(failed.value)
             assert (lifecycle.state, lifecycle.version, lifecycle.engines[0].dirty) == (State.RUNNING, 1, False)
             assert await to_thread.run_sync(stage.wire.tokens) == stage.weights(1).tokens

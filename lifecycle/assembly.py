@@ -45,10 +45,20 @@ class Assembly:
         `transfer` may be given for each `publish()` instead. `budget`: `None` for no bound. `name`: the run; engines
         are labelled `NAME:VERSION`. `initial_version`: what the engines hold already; `None`: nothing serves before
         the first publication. `journal`: a file, continued where it exists, or a sink; a file also
-        tells what a lifecycle before it left, so that attaching settles that. Raises `ValueError` for engines
+        tells what a lifecycle before it left, so that attaching settles that. Raises `TypeError` for
+        what is of another type, and `ValueError` for engines
         that share a name, a name that is empty, or a version below 0; for a journal `OSError` where it cannot be
         opened or another process writes it, and `JournalUnreadable`.
         """
+        _expect("name", name, str)
+        _expect("pause_mode", pause_mode, PauseMode)
+        for key, value, kind in (
+            ("budget", budget, StalenessBudget),
+            ("deadlines", deadlines, Deadlines),
+            ("policy", policy, FleetPolicy),
+        ):
+            if value is not None:
+                _expect(key, value, kind)
         if not name or any(c.isspace() for c in name):
             raise ValueError(f"name must be a word, got {name!r}")
         if initial_version is not None:
@@ -60,6 +70,9 @@ class Assembly:
         self.deadlines = deadlines or Deadlines()
         self._transfer = transfer
         engines = tuple(engines)
+        for port in engines:
+            if not callable(getattr(port, "perform", None)):
+                raise TypeError(f"an engine is an engine port such as SGLangEngine(url), got {port!r}")
         self._ports = {port.name: port for port in engines}
         self._cohort = Cohort(
             fleet=Fleet(port.name for port in engines),
@@ -121,6 +134,8 @@ class Assembly:
     # ---------------------------------------------------------------------------------------------------------- inside
 
     def _usable(self, mode: PauseMode | None) -> PauseMode:
+        if mode is not None:
+            _expect("mode", mode, PauseMode)
         mode = mode or self.pause_mode
         lacking = [name for name, port in self._ports.items() if mode not in port.capabilities.pause_modes]
         if lacking:
@@ -141,6 +156,18 @@ class Assembly:
             if event.after is Standing.LOST:
                 self._context.segments.interrupt(event.engine)
             self._context.segments.changed.give()
+
+
+def a_count(consumed: Any) -> int | None:
+    """Return `consumed`, or raise `ValueError` while nothing is done yet: after the commit point is too late."""
+    if consumed is not None and (isinstance(consumed, bool) or not isinstance(consumed, int) or consumed < 0):
+        raise ValueError(f"consumed must be None or an int of at least 0, got {consumed!r}")
+    return consumed
+
+
+def _expect(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {value!r}")
 
 
 def a_version(version: Any) -> int:

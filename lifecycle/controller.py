@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from . import events as e
-from .assembly import Assembly, a_version
+from .assembly import Assembly, a_count, a_version
 from .cohort import Intent
 from .errors import OperationFailed, TicketSettled
 from .gate import Admission
@@ -111,7 +111,8 @@ class Lifecycle(Assembly):
                 await self._driver.run(Trigger.CLOSE, Intent(), transfer=self._transfer)
             for view in self.engines:
                 if view.debt is not None:
-                    _log.warning("%s is left paused: %s", view.name, view.reason)
+                    reason = "its weights may be partly written; a publication cures it" if view.dirty else view.reason
+                    _log.warning("%s is left paused: %s", view.name, reason)
         finally:
             for port in self._ports.values():
                 await port.aclose()
@@ -266,7 +267,7 @@ class Lifecycle(Assembly):
 
         Cancellation: as for a failure before the commit point; carried to its end after it.
         """
-        mode = self._usable(mode)
+        mode, consumed = self._usable(mode), a_count(consumed)
         intent = Intent(mode=mode, target=a_version(version), resume=resume)
 
         async def work() -> PublishReport:
@@ -300,7 +301,7 @@ class Lifecycle(Assembly):
 
         Cancellation: abandoned before the commit point; carried to its end after it.
         """
-        await self._operation(Trigger.FINISH_UPDATE, Intent(resume=resume), consumed=consumed)
+        await self._operation(Trigger.FINISH_UPDATE, Intent(resume=resume), consumed=a_count(consumed))
 
     async def abandon_update(self) -> None:
         """Give the update up: ABANDON_UPDATE. Engines that may be partly written stay paused.

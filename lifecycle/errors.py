@@ -171,4 +171,5 @@ class JournalUnreadable(LifecycleError, ValueError):
 
     def __init__(self, line: int, problem: str) -> None:
         self.line = line
+        self.problem = problem
         super().__init__(f"line {line}: {problem}")

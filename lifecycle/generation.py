@@ -1,6 +1,7 @@
 """Generation requests and what comes back."""
 
 import copy
+import operator
 from typing import Any
 
 import attrs
@@ -13,7 +14,14 @@ def _token_ids(_: object, attribute: Any, value: tuple[int, ...]) -> None:
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
+    if isinstance(values, str | bytes):
+        raise TypeError(f"a list is wanted, not a single {type(values).__name__}: it would be taken apart")
     return tuple(values)
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    """Return plain ints, also of a tensor or an array: what goes on the wire is JSON."""
+    return tuple(operator.index(value) for value in _tuple(values))
 
 
 def _own(values: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +32,7 @@ def _own(values: dict[str, Any]) -> dict[str, Any]:
 class GenerationRequest:
     """What to generate. Frozen: vary it with `attrs.evolve`; a retry never shares a list with the original."""
 
-    input_ids: tuple[int, ...] = field(converter=_tuple, validator=_token_ids)
+    input_ids: tuple[int, ...] = field(converter=_ints, validator=_token_ids)
     max_new_tokens: int = field(validator=attrs.validators.ge(1))
     max_tokens: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
     """Context limit: prompt and generated tokens together. `None`: the engine's own."""
@@ -34,7 +42,7 @@ class GenerationRequest:
     top_k: int = -1
     """-1: every token."""
     stop: tuple[str, ...] = field(default=(), converter=_tuple)
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_tuple)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ints)
     ignore_eos: bool = False
     request_id: str | None = None
     """Names the request at the engine; what goes on after an interruption gets a number appended. `None`: unnamed."""

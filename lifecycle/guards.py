@@ -72,6 +72,8 @@ def stopped(cohort: Cohort, _: Intent) -> str | None:
 
 def version_advances(cohort: Cohort, intent: Intent) -> str | None:
     """The version grows; it may stay the same where an engine has to catch up."""
+    if intent.target is not None and intent.target < cohort.budget.version:
+        return f"version {intent.target} is behind the staleness budget's {cohort.budget.version}"
     if intent.target is None or cohort.version is None or intent.target > cohort.version:
         return None
     behind = any(e.version != cohort.version or e.dirty or e.unfit for e in cohort.fleet.reachable)

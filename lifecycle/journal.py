@@ -79,6 +79,8 @@ class Journal:
         # Opened before it is repaired: what another process is writing is not torn.
         self._file = self.path.open("a", encoding="utf-8", newline="\n")
         try:
+            if not self.path.is_file():
+                raise OSError(errno.EINVAL, "a journal is a regular file", str(self.path))
             _claim(self._file)
             self.last_seq = self._repair()
             _claim(self._file)  # again, since a process that closes a file gives up its locks on it
@@ -104,6 +106,7 @@ class Journal:
         if self._error is not None:
             raise OSError(f"the journal {self.path} cannot be written") from self._error
         if not self._file.closed:
+            _claim(self._file)  # whoever read the file in this process has given up the lock
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -116,9 +119,12 @@ class Journal:
         if not self.path.exists():
             return 0
         last = 0
-        for _, event in read(self.path):
-            last = event.seq
-            self.history.note(event)
+        try:
+            for _, event in read(self.path):
+                last = event.seq
+                self.history.note(event)
+        except JournalUnreadable as error:
+            raise JournalUnreadable(error.line, f"{error.problem} (in {self.path})") from error
         content = self.path.read_bytes()
         if content and not content.endswith(b"\n"):
             os.truncate(self.path, content.rfind(b"\n") + 1)

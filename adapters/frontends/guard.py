@@ -37,6 +37,8 @@ def guard(  # noqa: PLR0917 - typer calls it by name
     """Wait until a trainer dies, then continue the engines that it left paused and whole, once."""
     options = Options(dialect=dialect, api_key=key_of(api_key_env), patience=patience, release=True)
     with _alone(journal):
+        # One that cannot be read is told now, and not when somebody has died.
+        read_evidence(journal, must_exist=False)
         if pid is not None and heartbeat is None:
             evidence = _after_death(journal, pid)
         elif heartbeat is not None and pid is None:

@@ -164,8 +164,10 @@ class Weights:
             return
         if event.previous is None:
             budget.restore(event.version)
-        elif event.version >= budget.version:
+        elif event.version >= budget.version and (event.consumed is None or event.consumed >= 0):
             budget.advance(event.version, event.consumed)
+        else:
+            self._known.breach("version-monotonic", f"{event.consumed} rollouts cannot be consumed by {event.version}")
 
     # --------------------------------------------------------------------------------------------- what engines hold
 

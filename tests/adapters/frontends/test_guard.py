@@ -123,6 +123,16 @@ def test_an_engine_that_is_gone_is_named(tmp_path: Path) -> None:
         assert said.startswith(f"{NAME}: unreachable: {reason}")
 
 
+def test_what_a_closed_lifecycle_still_owes_is_released(patient: EmbeddedEngine, tmp_path: Path) -> None:
+    """CLOSE goes on where an engine does not continue: that it has ended does not mean that it has settled all."""
+    pause(patient)
+    with door(patient) as entrance:
+        journal = known_as(entrance, patient, tmp_path / "journal", *PAUSED, CLOSED)
+        with guard(journal) as watch:
+            assert watch.kill_trainer() == (0, f"{NAME}: released\n")
+    assert not report_of(patient).paused
+
+
 def test_nothing_is_done_where_nothing_is_owed(patient: EmbeddedEngine, tmp_path: Path) -> None:
     """No journal, a closed lifecycle, or engines that run: exit code 0, and nobody is asked anything."""
     with door(patient) as entrance:
@@ -130,7 +140,7 @@ def test_nothing_is_done_where_nothing_is_owed(patient: EmbeddedEngine, tmp_path
             (tmp_path / "missing", "no engine was left paused: nothing to release\n"),
             (known_as(entrance, patient, tmp_path / "runs"), "no engine was left paused: nothing to release\n"),
             (
-                known_as(entrance, patient, tmp_path / "closed", *PAUSED, CLOSED),
+                known_as(entrance, patient, tmp_path / "closed", CLOSED),
                 "the trainer has closed its lifecycle: nothing to release\n",
             ),
         ]
@@ -140,14 +150,14 @@ def test_nothing_is_done_where_nothing_is_owed(patient: EmbeddedEngine, tmp_path
         assert entrance.visitors == 0
 
 
-def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("watching", [("--pid", "1"), ("--heartbeat", "5")])
+def test_a_damaged_journal_is_told_before_anything_is_waited_for(tmp_path: Path, watching: tuple[str, ...]) -> None:
     """Exit code 2, with the line."""
     journal = tmp_path / "journal"
     journal.write_text("no journal\n")
-    with guard(journal) as watch:
-        code, said = watch.kill_trainer()
-    assert code == 2
-    assert "unreadable-line: line 1: not JSON" in said
+    result = invoke("--journal", journal, *watching)
+    assert result.exit_code == 2
+    assert "unreadable-line: line 1: not JSON" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------- a successor

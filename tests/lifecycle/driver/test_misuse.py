@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from lifecycle import Lifecycle, StalenessBudget, State, errors
+from lifecycle import Lifecycle, StalenessBudget, State, errors, events
 from lifecycle.testing import ScriptedEngine, ScriptedTransfer
 
-from .driver_rig import rig
+from .driver_rig import SOURCE, rig
 from .invariants import leave
 
 pytestmark = pytest.mark.anyio
@@ -64,3 +64,43 @@ async def test_what_is_no_weight_source_is_refused_before_anything_is_done(sourc
             await lifecycle.publish(source, version=1)
         assert (lifecycle.state, len(stage.engines[0].requests)) == (State.RUNNING, asked)
     await leave(stage)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("consumed", ["x", 2.5, True, -1])
+async def test_a_count_that_makes_no_sense_is_refused_before_anything_is_done(consumed: Any) -> None:
+    """After the commit point is too late: nothing is paused, and the history stays readable."""
+    stage = rig(2, budget=StalenessBudget(batch_size=4, max_staleness=1))
+    async with stage.lifecycle as lifecycle:
+        with pytest.raises(ValueError, match="consumed must be None or an int of at least 0"):
+            await lifecycle.publish(SOURCE, version=1, consumed=consumed)
+        assert (lifecycle.state, lifecycle.version) == (State.RUNNING, 0)
+        assert not stage.of(events.PauseGeneration)
+    await leave(stage)
+
+
+@pytest.mark.anyio
+async def test_a_version_behind_the_budget_is_refused_before_anything_is_done() -> None:
+    """A budget that is further on than the lifecycle, or shared by two, would not take the version after the commit."""
+    stage = rig(2, budget=StalenessBudget(batch_size=4, max_staleness=1, version=5))
+    async with stage.lifecycle as lifecycle:
+        with pytest.raises(errors.TransitionRefused, match="version 1 is behind the staleness budget's 5"):
+            await lifecycle.publish(SOURCE, version=1)
+        assert (stage.state(), stage.of(events.PauseGeneration)) == (State.RUNNING, [])
+        report = await lifecycle.publish(SOURCE, version=6)
+        assert report.state is State.RUNNING
+    await leave(stage)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": 3}, {"pause_mode": "abort"}, {"budget": 3}, {"deadlines": 3}, {"policy": 3}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_is_of_another_type_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    """The error names the argument and what was given, before anything is opened."""
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"^{name} must be a "):
+        Lifecycle([ScriptedEngine("E1")], **wrong)
+    with pytest.raises(TypeError, match="an engine is an engine port such as"):
+        Lifecycle(["http://127.0.0.1:1"])  # type: ignore[list-item]

@@ -168,3 +168,24 @@ def test_a_generation_never_exceeds_what_was_asked_for(
     assert sum(len(segment.output_ids) for segment in generation.segments) == count
     assert list(generation.versions) == [v for s in generation.segments for v in s.versions]
     assert generation.finish_reason in ({"stop", "length"} if count == budget else {"stop", "length", "abort"})
+
+
+@pytest.mark.parametrize("field", ["input_ids", "stop", "stop_token_ids", "images"])
+def test_a_single_string_is_no_list(field: str) -> None:
+    """It would be taken apart into characters."""
+    with pytest.raises(TypeError, match="a list is wanted, not a single str"):
+        attrs.evolve(GenerationRequest(input_ids=[1], max_new_tokens=1), **{field: "END"})
+
+
+def test_token_ids_become_plain_ints() -> None:
+    """Whatever counts as an integer, such as an element of a tensor, travels as JSON does."""
+
+    class Index:
+        def __index__(self) -> int:
+            return 7
+
+    request = GenerationRequest(input_ids=[Index(), 2], max_new_tokens=1, stop_token_ids=[Index()])
+    assert (request.input_ids, request.stop_token_ids) == ((7, 2), (7,))
+    assert {type(token) for token in request.input_ids} == {int}
+    with pytest.raises(TypeError):
+        GenerationRequest(input_ids=[1.5], max_new_tokens=1)

@@ -173,8 +173,9 @@ def test_a_generation_never_exceeds_what_was_asked_for(
 @pytest.mark.parametrize("field", ["input_ids", "stop", "stop_token_ids", "images"])
 def test_a_single_string_is_no_list(field: str) -> None:
     """It would be taken apart into characters."""
+    wrong: dict[str, Any] = {field: "END"}
     with pytest.raises(TypeError, match="a list is wanted, not a single str"):
-        attrs.evolve(GenerationRequest(input_ids=[1], max_new_tokens=1), **{field: "END"})
+        attrs.evolve(GenerationRequest(input_ids=[1], max_new_tokens=1), **wrong)
 
 
 def test_token_ids_become_plain_ints() -> None:

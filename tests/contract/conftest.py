@@ -6,6 +6,7 @@ engines only by `ENGINES`, and one that asks for `mode` runs once for each pause
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,7 +22,6 @@ from .wire import PROMPT, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _EMBEDDED = {"embedded-sglang", "embedded-vllm"}
 _COLLECTED = pytest.StashKey[set[str]]()
@@ -50,7 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = _chosen(config)
     agreeable = all(KINDS[name].agreeable for name in chosen)
     kept = []
+    here = Path(__file__).parent
     for item in items:
+        if not item.path.is_relative_to(here):
+            kept.append(item)
+            continue
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         kind = KINDS.get(str(parameters.get("server")))
         module = getattr(item.getparent(pytest.Module), "obj", None)

@@ -72,14 +72,16 @@ def stopped(cohort: Cohort, _: Intent) -> str | None:
 
 def version_advances(cohort: Cohort, intent: Intent) -> str | None:
     """The version grows; it may stay the same where an engine has to catch up."""
-    if intent.target is not None and intent.target < cohort.budget.version:
-        return f"version {intent.target} is behind the staleness budget's {cohort.budget.version}"
-    if intent.target is None or cohort.version is None or intent.target > cohort.version:
+    target, published = intent.target, cohort.version
+    if target is None:
         return None
-    behind = any(e.version != cohort.version or e.dirty or e.unfit for e in cohort.fleet.reachable)
-    if intent.target == cohort.version and behind:
-        return None
-    return f"version {intent.target} does not advance beyond the published {cohort.version}"
+    behind = any(e.version != published or e.dirty or e.unfit for e in cohort.fleet.reachable)
+    if published is not None and (target < published or (target == published and not behind)):
+        return f"version {target} does not advance beyond the published {published}"
+    # A budget that is further on, or shared by two, would refuse the version after the commit point.
+    if target < cohort.budget.version:
+        return f"version {target} is behind the staleness budget's {cohort.budget.version}"
+    return None
 
 
 def memory_awake(cohort: Cohort, _: Intent) -> str | None:

@@ -50,15 +50,7 @@ class Assembly:
         that share a name, a name that is empty, or a version below 0; for a journal `OSError` where it cannot be
         opened or another process writes it, and `JournalUnreadable`.
         """
-        _expect("name", name, str)
-        _expect("pause_mode", pause_mode, PauseMode)
-        for key, value, kind in (
-            ("budget", budget, StalenessBudget),
-            ("deadlines", deadlines, Deadlines),
-            ("policy", policy, FleetPolicy),
-        ):
-            if value is not None:
-                _expect(key, value, kind)
+        _check_types(name=name, pause_mode=pause_mode, budget=budget, deadlines=deadlines, policy=policy)
         if not name or any(c.isspace() for c in name):
             raise ValueError(f"name must be a word, got {name!r}")
         if initial_version is not None:
@@ -70,9 +62,7 @@ class Assembly:
         self.deadlines = deadlines or Deadlines()
         self._transfer = transfer
         engines = tuple(engines)
-        for port in engines:
-            if not callable(getattr(port, "perform", None)):
-                raise TypeError(f"an engine is an engine port such as SGLangEngine(url), got {port!r}")
+        _check_ports(engines)
         self._ports = {port.name: port for port in engines}
         self._cohort = Cohort(
             fleet=Fleet(port.name for port in engines),
@@ -163,6 +153,26 @@ def a_count(consumed: Any) -> int | None:
     if consumed is not None and (isinstance(consumed, bool) or not isinstance(consumed, int) or consumed < 0):
         raise ValueError(f"consumed must be None or an int of at least 0, got {consumed!r}")
     return consumed
+
+
+def _check_types(**arguments: object) -> None:
+    """Raise `TypeError` for an argument of another type, before it fails somewhere else."""
+    kinds: dict[str, type] = {
+        "name": str,
+        "pause_mode": PauseMode,
+        "budget": StalenessBudget,
+        "deadlines": Deadlines,
+        "policy": FleetPolicy,
+    }
+    for name, value in arguments.items():
+        if value is not None or name in {"name", "pause_mode"}:
+            _expect(name, value, kinds[name])
+
+
+def _check_ports(engines: tuple[Any, ...]) -> None:
+    for port in engines:
+        if not callable(getattr(port, "perform", None)):
+            raise TypeError(f"an engine is an engine port such as SGLangEngine(url), got {port!r}")
 
 
 def _expect(name: str, value: object, kind: type) -> None:

@@ -48,9 +48,24 @@ class GenerationRequest:
     """Names the request at the engine; what goes on after an interruption gets a number appended. `None`: unnamed."""
     session: str | None = None
     """Requests of one session go to one engine while it serves."""
+    stream: bool = False
+    """Have the engine send tokens as it makes them, so that those it sent before it died are kept. Costs CPU time."""
+    partial_rollout: bool = True
+    """After an interruption go on from the tokens made so far. `False`: discard them, and begin again."""
+    retry_budget: int = field(default=8, validator=attrs.validators.ge(1))
+    """Attempts in a row without a token, and without a pause that explains it, after which it is given up."""
     images: tuple[str, ...] = field(default=(), converter=_tuple)
     extra: dict[str, Any] = field(factory=dict, converter=_own)
     """Passed through to the server's sampling parameters."""
+
+
+@frozen(kw_only=True)
+class Tokens:
+    """Tokens on their way: what one chunk of a stream brought."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One a token."""
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from .events import Request
 from .fleet import EngineFacts
-from .generation import GenerationRequest, Segment
+from .generation import GenerationRequest, Segment, Tokens
 from .values import Acknowledgement, Bucket, Capabilities, Channel, EngineReport, Member
 
 __all__ = [
@@ -113,8 +113,13 @@ class EnginePort(Protocol):
         """
         ...
 
-    async def generate(self, request: GenerationRequest, *, timeout: float) -> Segment:
+    async def generate(
+        self, request: GenerationRequest, *, timeout: float, arrived: Callable[[Tokens], None] | None = None
+    ) -> Segment:
         """Generate until a stop, the budget, or an abort, within `timeout` seconds.
+
+        `arrived`: given only to an engine whose capabilities say `streams`. It is called with tokens as they come, each
+        once and in order, before the segment that holds them all is returned, or an error is raised.
 
         Raises `errors.EngineUnavailable` when the engine did not answer, `errors.GenerationRefused` when it refused
         the request for good.

@@ -20,6 +20,8 @@ class Capabilities:
     only from the first transfer."""
     reports_versions: bool = False
     """Its replies say which weight version made which token, exactly."""
+    streams: bool = False
+    """It can send tokens as it makes them."""
 
 
 @frozen(kw_only=True)

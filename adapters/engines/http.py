@@ -12,7 +12,7 @@ from attrs import evolve
 
 from lifecycle import errors, events
 from lifecycle.fleet import EngineFacts
-from lifecycle.generation import GenerationRequest, Segment
+from lifecycle.generation import GenerationRequest, Segment, Tokens
 from lifecycle.ports import Acknowledgement, Capabilities
 
 from .connections import Block, Connections, unused_context, verifying_context
@@ -115,7 +115,9 @@ class HttpEngine:
         ack = await self._drive(steps, timeout=timeout, written=_once(sent))
         return evolve(ack, detail=self._without_secrets(ack.detail))
 
-    async def generate(self, request: GenerationRequest, *, timeout: float) -> Segment:
+    async def generate(
+        self, request: GenerationRequest, *, timeout: float, arrived: Callable[[Tokens], None] | None = None
+    ) -> Segment:
         """Generate until a stop, the budget, or an abort, within `timeout` seconds.
 
         Raises `errors.EngineUnavailable` when the engine did not answer, `errors.GenerationRefused` when it refused

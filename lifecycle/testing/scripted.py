@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from lifecycle import events as e
 from lifecycle.errors import EngineUnavailable
 from lifecycle.fleet import EngineFacts
-from lifecycle.generation import GenerationRequest, Segment, VersionSpan
+from lifecycle.generation import GenerationRequest, Segment, Tokens, VersionSpan
 from lifecycle.states import Outcome, PauseMode
 from lifecycle.values import Acknowledgement, Capabilities, EngineReport
 
@@ -206,7 +206,9 @@ class ScriptedEngine:
             case _:
                 return self._act(request)
 
-    async def generate(self, request: GenerationRequest, *, timeout: float) -> Segment:
+    async def generate(
+        self, request: GenerationRequest, *, timeout: float, arrived: Callable[[Tokens], None] | None = None
+    ) -> Segment:
         """Generate as the class says.
 
         Cancellation: the generation is dropped, as servers do when a client hangs up.

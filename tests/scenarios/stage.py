@@ -49,9 +49,9 @@ def admit_late(engine: Engine, seconds: Mapping[int, float]) -> None:
     generate = engine.generate
     numbers = iter(range(1_000_000))
 
-    async def late(request: GenerationRequest, *, timeout: float) -> Segment:
+    async def late(request: GenerationRequest, **options: Any) -> Segment:
         await anyio.sleep(seconds.get(next(numbers), 0.0))
-        return await generate(request, timeout=timeout)
+        return await generate(request, **options)
 
     engine.generate = late  # type: ignore[method-assign]
 

@@ -1,5 +1,6 @@
 """Generations that are interrupted, aborted, refused, or lose their engine."""
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -9,6 +10,7 @@ from anyio.lowlevel import checkpoint
 from lifecycle import Generation, GenerationRequest, Segment
 from lifecycle import events as e
 from lifecycle.errors import EngineUnavailable, GenerationInterrupted, GenerationRefused, LifecycleError
+from lifecycle.generation import Tokens
 from lifecycle.segments import FRUITLESS_LIMIT
 from lifecycle.testing import ScriptedEngine
 
@@ -29,7 +31,9 @@ class Answering(ScriptedEngine):
         self.for_ever = for_ever
         self.asked = 0
 
-    async def generate(self, request: GenerationRequest, *, timeout: float) -> Segment:
+    async def generate(
+        self, request: GenerationRequest, *, timeout: float, arrived: Callable[[Tokens], None] | None = None
+    ) -> Segment:
         """Give the next answer.
 
         Cancellation: nothing to leave behind.

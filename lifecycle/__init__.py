@@ -10,9 +10,10 @@ from .deadlines import Deadlines
 from .generation import Generation, GenerationRequest, Segment
 from .ledger import PauseLedger
 from .machine import LifecycleMachine
-from .staleness import StalenessBudget, Ticket
-from .states import Outcome, PauseMode, Standing, State, Trigger
+from .staleness import StalenessBudget
+from .states import MeasuredFrom, OnStale, Outcome, PauseMode, Standing, State, Trigger
 from .table import TRANSITIONS, Transition
+from .ticket import Ticket
 from .views import EngineView, PublishReport
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "GenerationRequest",
     "Lifecycle",
     "LifecycleMachine",
+    "MeasuredFrom",
+    "OnStale",
     "Outcome",
     "PauseLedger",
     "PauseMode",

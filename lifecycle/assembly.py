@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from . import events as e
+from .checks import whole
 from .cohort import Cohort, FleetPolicy
 from .deadlines import Deadlines
 from .driver import Driver
@@ -78,7 +79,7 @@ class Assembly:
         self._driver = Driver(self._context, self._machine)
         self._publisher = Publisher(self._driver, self._machine, self._cohort, self._context.segments)
         self._turn = Turn(lambda: self._machine.in_flight)
-        self._context.recorder.subscribe(self._on_event)
+        self._context.recorder.react(e.StandingChanged, self._on_standing)
 
     @property
     def state(self) -> State:
@@ -141,18 +142,15 @@ class Assembly:
 
         return await self._turn.take(timed, wait=wait)
 
-    def _on_event(self, event: e.Event) -> None:
-        if isinstance(event, e.StandingChanged):
-            if event.after is Standing.LOST:
-                self._context.segments.interrupt(event.engine)
-            self._context.segments.changed.give()
+    def _on_standing(self, event: e.StandingChanged) -> None:
+        if event.after is Standing.LOST:
+            self._context.segments.interrupt(event.engine)
+        self._context.segments.changed.give()
 
 
 def a_count(consumed: Any) -> int | None:
     """Return `consumed`, or raise `ValueError` while nothing is done yet: after the commit point is too late."""
-    if consumed is not None and (isinstance(consumed, bool) or not isinstance(consumed, int) or consumed < 0):
-        raise ValueError(f"consumed must be None or an int of at least 0, got {consumed!r}")
-    return consumed
+    return None if consumed is None else whole("consumed", consumed, 0)
 
 
 def _check_types(**arguments: object) -> None:
@@ -182,6 +180,4 @@ def _expect(name: str, value: object, kind: type) -> None:
 
 def a_version(version: Any) -> int:
     """Return `version`, or raise `ValueError` before anything is done with it."""
-    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-        raise ValueError(f"version must be an int of at least 0, got {version!r}")
-    return int(version)
+    return whole("version", version, 0)

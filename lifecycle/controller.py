@@ -16,8 +16,9 @@ from .history import Remembered
 from .ports import EnginePort, TransferPort, WeightSource
 from .procedures import Operation
 from .shielding import to_the_end
-from .staleness import Ticket, Unlimited
+from .staleness import Unlimited
 from .states import PauseMode, State, Trigger
+from .ticket import Ticket
 from .views import Engines, PublishReport
 
 _log = logging.getLogger("lifecycle")
@@ -79,6 +80,8 @@ class Lifecycle(Assembly):
                 max_staleness=budget.max_staleness if budget else None,
                 max_concurrent=budget.max_concurrent if budget else None,
                 accepted=budget.counted if budget else 0,
+                on_stale=self.budget.on_stale,
+                measured_from=self.budget.measured_from,
                 addresses=tuple(_address_of(port) for port in self._ports.values()),
             )
             for name, known in self._history.engines.items():
@@ -163,15 +166,17 @@ class Lifecycle(Assembly):
         self._turn.refuse_elsewhere()
         await self._context.gate.drained()
 
-    def admit(self, *, evaluation: bool = False) -> Admission:
+    def admit(self, *, evaluation: bool = False, group_size: int = 1) -> Admission:
         """Return a context manager that waits for a ticket, and rejects it on leaving unless it was accepted.
 
-        Waits for RUNNING and a staleness capacity of at least 1, first come first served. `evaluation`: outside the
-        budget, and also in SUSPENDED. Raises `LifecycleFaulted` or `LifecycleClosed` where waiting is in vain.
+        Waits for RUNNING and a staleness capacity of at least `group_size`, first come first served. `evaluation`:
+        outside the budget, and also in SUSPENDED. `group_size`: rollouts that are admitted and settled as a unit, int ≥
+        1. Raises `LifecycleFaulted` or `LifecycleClosed` where waiting is in vain, and `ValueError` for a group that is
+        larger than the budget.
 
         Cancellation: no ticket is held.
         """
-        return Admission(self._context.gate, self._turn.refuse_elsewhere, evaluation=evaluation)
+        return Admission(self._context.gate, self._turn.refuse_elsewhere, evaluation=evaluation, group_size=group_size)
 
     async def generate(self, request: GenerationRequest, *, ticket: Ticket | None = None) -> Generation:
         """Generate until a real stop, over however many pauses; every token carries the version that made it.
@@ -190,7 +195,9 @@ class Lifecycle(Assembly):
                 return generation
         if ticket.settled:
             raise TicketSettled(f"ticket {ticket.id} was settled; a rollout generates before that")
-        return await self._context.segments.generate(request, ticket.id)
+        generation = await self._context.segments.generate(request, ticket.id)
+        ticket.saw(generation.versions)
+        return generation
 
     def consume(self, tickets: Iterable[Ticket]) -> tuple[int, ...]:
         """Record that a training step takes these accepted rollouts. Returns the staleness of each, in versions.
@@ -256,8 +263,8 @@ class Lifecycle(Assembly):
         """Bring every engine to `version`: suspend, pause, update, continue, resume; back to the state it found.
 
         The source's first bucket is made before anything is paused. `resume=False` leaves submission closed.
-        `consumed`: accepted rollouts that training took, or dropped, since the version before; `None`: a batch a
-        version.
+        `consumed`: accepted rollouts that training took since the version before; `None`: as many as `consume()` was
+        told of, and where it never was, a batch a version.
 
         Raises `PublicationFailed` or `PauseFailed` with the version not advanced: then engines that may be partly
         written are fenced and stay paused, the others go on where they are enough, and publishing again, under the same

@@ -1,10 +1,8 @@
 """The submission gate: whether, and in what order, new rollouts may start.
 
-First come, first served. Uncontended it is a comparison and a counter; contended, each waiter has an event of its own,
-so that a publication or a returned ticket wakes exactly those that can go.
+First come, first served, by a turnstile: a publication or a returned ticket wakes exactly those that can go.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +10,32 @@ import anyio
 from attrs import define, field
 
 from . import events as e
+from .checks import whole
 from .cohort import Cohort
 from .errors import LifecycleClosed, LifecycleError, LifecycleFaulted
 from .recorder import Recorder
-from .staleness import Ticket
-from .states import State
+from .states import MeasuredFrom, State
+from .ticket import Ticket
+from .turnstile import Turnstile, Waiter
 
 
 @define(eq=False)
-class _Waiter:
-    """Somebody at the gate."""
+class _Sleeper:
+    """A task that waits for a ticket."""
 
+    size: int
+    issue: Callable[[], Ticket]
     event: anyio.Event = field(factory=anyio.Event)
     ticket: Ticket | None = None
     error: LifecycleError | None = None
-    gone: bool = False
+
+    def go(self) -> None:
+        self.ticket = self.issue()
+        self.event.set()
+
+    def refuse(self, error: LifecycleError) -> None:
+        self.error = error
+        self.event.set()
 
 
 class SubmissionGate:
@@ -34,10 +43,11 @@ class SubmissionGate:
 
     def __init__(self, cohort: Cohort, recorder: Recorder, state: Callable[[], State]) -> None:
         self._cohort = cohort
+        self._budget = cohort.budget
         self._recorder = recorder
         self._state = state
-        self._waiting: deque[_Waiter] = deque()
-        self._evaluations: deque[_Waiter] = deque()
+        self._rollouts = Turnstile(self._has_room)
+        self._evaluations = Turnstile(self._evaluates)
         self._outside: set[int] = set()
         self._idle: list[anyio.Event] = []
         self._next_evaluation = 0
@@ -45,64 +55,82 @@ class SubmissionGate:
     @property
     def running(self) -> int:
         """Rollouts that hold a ticket, evaluations included."""
-        return self._cohort.budget.running + len(self._outside)
+        return self._budget.running + len(self._outside)
 
     @property
     def waiting(self) -> int:
         """Callers at the gate."""
-        return sum(not w.gone for w in (*self._waiting, *self._evaluations))
+        return len(self._rollouts) + len(self._evaluations)
 
-    async def acquire(self, *, evaluation: bool = False) -> Ticket:
+    async def acquire(self, *, evaluation: bool = False, group_size: int = 1) -> Ticket:
         """Wait for a ticket.
 
-        Raises `LifecycleFaulted` or `LifecycleClosed` where waiting would be in vain.
+        Raises `LifecycleFaulted` or `LifecycleClosed` where waiting would be in vain, and `ValueError` for a group that
+        can never fit.
 
         Cancellation: no ticket is held; one that was just given out goes back.
         """
-        queue = self._evaluations if evaluation else self._waiting
-        if not queue and self._passable(evaluation=evaluation):
-            return self._issue(evaluation=evaluation)
+        turnstile = self._evaluations if evaluation else self._rollouts
+        if turnstile.may_pass(group_size):
+            return self._issue(evaluation, group_size)
+        self.refuse_what_never_fits(group_size, evaluation=evaluation)
         if (error := hopeless(self._state())) is not None:
             raise error
-        waiter = _Waiter()
-        queue.append(waiter)
+        sleeper = _Sleeper(group_size, lambda: self._issue(evaluation, group_size))
+        turnstile.join(sleeper)
         try:
-            await waiter.event.wait()
+            await sleeper.event.wait()
         except BaseException:
-            waiter.gone = True
-            if waiter.ticket is not None:
-                waiter.ticket.reject()
+            turnstile.leave(sleeper)
+            if sleeper.ticket is not None:
+                sleeper.ticket.reject()
             raise
-        if waiter.ticket is None:
-            raise waiter.error or LifecycleClosed("the lifecycle was closed while a rollout waited to start")
-        return waiter.ticket
+        if sleeper.ticket is None:
+            raise sleeper.error or LifecycleClosed("the lifecycle was closed while a rollout waited to start")
+        return sleeper.ticket
+
+    def try_acquire(self, *, group_size: int = 1) -> Ticket | None:
+        """Return a ticket if one is free and nobody waits for it, else `None`."""
+        return self._issue(False, group_size) if self._rollouts.may_pass(group_size) else None
+
+    def issue(self, group_size: int = 1) -> Ticket:
+        """Give a ticket to the waiter whose turn it is: to be called from its `go()` alone."""
+        return self._issue(False, group_size)
+
+    def join(self, waiter: Waiter) -> None:
+        """Put a waiter into the queue for rollouts. Its turn is told by `go()`, in vain by `refuse()`."""
+        self._rollouts.join(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Take a waiter out of the queue. Idempotent."""
+        self._rollouts.leave(waiter)
+
+    def refuse_what_never_fits(self, group_size: int, *, evaluation: bool = False) -> None:
+        """Raise `ValueError` for a group that is larger than the budget, empty as that may become."""
+        whole("group_size", group_size, 1)
+        if not evaluation and group_size > (largest := self._budget.largest_group):
+            raise ValueError(f"a group of {group_size} rollouts never fits: the budget holds {largest} at once")
 
     def wake(self) -> None:
         """Let through whoever can go now. Called after every change of state, version or capacity."""
-        for queue, evaluation in ((self._evaluations, True), (self._waiting, False)):
-            while queue and (queue[0].gone or self._passable(evaluation=evaluation)):
-                waiter = queue.popleft()
-                if not waiter.gone:
-                    waiter.ticket = self._issue(evaluation=evaluation)
-                    waiter.event.set()
+        self._evaluations.wake()
+        self._rollouts.wake()
 
     def refuse_waiters(self, error: LifecycleError) -> None:
         """Give everybody at the gate `error`."""
-        for queue in (self._waiting, self._evaluations):
-            while queue:
-                waiter = queue.popleft()
-                waiter.error = error
-                waiter.event.set()
+        self._rollouts.refuse(error)
+        self._evaluations.refuse(error)
 
     def consume(self, tickets: tuple[Ticket, ...]) -> tuple[int, ...]:
         """Record that training takes these accepted rollouts. Returns the staleness of each, in versions."""
-        return self._leave_buffer(e.RolloutConsumed, tickets)
+        staleness = self._leave_buffer(e.RolloutConsumed, tickets)
+        self._budget.consume(sum(ticket.members for ticket in tickets if not ticket.evaluation))
+        return staleness
 
     def discard(self, tickets: tuple[Ticket, ...]) -> tuple[int, ...]:
         """Record that these accepted rollouts are dropped, and free their capacity. Returns the staleness of each."""
         staleness = self._leave_buffer(e.RolloutDiscarded, tickets)
-        budget = self._cohort.budget
-        budget.advance(budget.version, consumed=sum(not ticket.evaluation for ticket in tickets))
+        self._budget.discard(sum(ticket.members for ticket in tickets if not ticket.evaluation))
         self.wake()
         return staleness
 
@@ -127,64 +155,78 @@ class SubmissionGate:
             raise ValueError(f"tickets {odd[:5]} were not accepted")
         if len({id(ticket) for ticket in tickets}) < len(tickets) or any(ticket.left_buffer for ticket in tickets):
             raise ValueError("a ticket leaves the buffer once: it was consumed or discarded before, or is given twice")
-        version = self._cohort.version or 0
-        staleness = tuple(version - (ticket.version or 0) for ticket in tickets)
-        for ticket, versions in zip(tickets, staleness, strict=True):
-            ticket.left_buffer = True
-            self._recorder.emit(kind, ticket=ticket.id, staleness=versions)
-        return staleness
+        by_token = self._budget.measured_from is MeasuredFrom.OLDEST_TOKEN
+        return tuple(self._left_buffer(kind, ticket, by_token=by_token) for ticket in tickets)
 
-    def _passable(self, *, evaluation: bool) -> bool:
-        if evaluation:
-            return self._state() in {State.RUNNING, State.SUSPENDED}
-        return self._state() is State.RUNNING and self._cohort.submission_open and self._cohort.budget.capacity() >= 1
+    def _left_buffer(
+        self, kind: type[e.RolloutConsumed | e.RolloutDiscarded], ticket: Ticket, *, by_token: bool
+    ) -> int:
+        ticket.left_buffer = True
+        since_admission = (self._cohort.version or 0) - (ticket.version or 0)
+        since_token = self._budget.staleness(ticket) if by_token else None
+        self._recorder.note(kind, ticket=ticket.id, staleness=since_admission, by_token=since_token)
+        return since_admission if since_token is None else since_token
 
-    def _issue(self, *, evaluation: bool) -> Ticket:
+    def _has_room(self, size: int) -> bool:
+        return self._budget.capacity() >= size and self._state() is State.RUNNING and self._cohort.submission_open
+
+    def _evaluates(self, _: int) -> bool:
+        return self._state() in {State.RUNNING, State.SUSPENDED}
+
+    def _issue(self, evaluation: bool, group_size: int) -> Ticket:
         if evaluation:
             # Numbered downwards, so that evaluations never share a number with rollouts of the budget.
             self._next_evaluation -= 1
-            ticket = Ticket(self._next_evaluation, self._cohort.version, evaluation=True, settle=self._returned)
+            ticket = Ticket(self._next_evaluation, self._cohort.version, True, group_size, self._returned)
             self._outside.add(ticket.id)
         else:
-            ticket = self._cohort.budget.issue(self._returned, version=self._cohort.version)
-        self._recorder.emit(e.RolloutAdmitted, ticket=ticket.id, evaluation=evaluation)
+            ticket = self._budget.issue(self._returned, version=self._cohort.version, group_size=group_size)
+        if self._recorder.heard:
+            self._recorder.emit(e.RolloutAdmitted, ticket=ticket.id, evaluation=evaluation, group_size=group_size)
         return ticket
 
-    def _returned(self, ticket: Ticket, accepted: bool) -> None:
+    def _returned(self, ticket: Ticket) -> None:
         if ticket.evaluation:
             self._outside.discard(ticket.id)
         else:
-            self._cohort.budget.settle(ticket, accepted)
-        self._recorder.emit(
+            self._budget.returned(ticket)
+        self._recorder.note(
             e.RolloutSettled,
             ticket=ticket.id,
-            accepted=accepted,
+            accepted=bool(ticket.accepted),
             admitted=ticket.version,
             evaluation=ticket.evaluation,
+            members=ticket.members,
         )
-        if not self.running:
+        if self._idle and not self.running:
             for event in self._idle:
                 event.set()
             self._idle.clear()
-        self.wake()
+        if self._rollouts:
+            self._rollouts.wake()
 
 
 class Admission:
     """`async with lifecycle.admit() as ticket`: wait for a ticket, and see to it that it goes back."""
 
-    def __init__(self, gate: SubmissionGate, refuse_elsewhere: Callable[[], None], *, evaluation: bool) -> None:
+    __slots__ = ("_evaluation", "_gate", "_group_size", "_refuse_elsewhere", "_ticket")
+
+    def __init__(
+        self, gate: SubmissionGate, refuse_elsewhere: Callable[[], None], evaluation: bool, group_size: int
+    ) -> None:
         self._gate = gate
         self._refuse_elsewhere = refuse_elsewhere
         self._evaluation = evaluation
+        self._group_size = group_size
         self._ticket: Ticket | None = None
 
     async def __aenter__(self) -> Ticket:
         self._refuse_elsewhere()
-        self._ticket = await self._gate.acquire(evaluation=self._evaluation)
+        self._ticket = await self._gate.acquire(evaluation=self._evaluation, group_size=self._group_size)
         return self._ticket
 
     async def __aexit__(self, *_: Any) -> None:
-        if self._ticket is not None and not self._ticket.settled:
+        if self._ticket is not None and not self._ticket.settled and not self._ticket.held:
             self._ticket.reject()
 
 

@@ -42,6 +42,7 @@ class Recorder:
         self._sink = sink
         self._seq = sink.last_seq if sink else 0
         self._subscribers: tuple[tuple[Subscriber], ...] = ()
+        self._reactions: dict[type[Event], Callable[[Any], None]] = {}
         self._pending: deque[Event] = deque()
         self._delivering = False
 
@@ -59,9 +60,25 @@ class Recorder:
         )
         if self._sink is not None:
             self._sink.write(event)
+        if (react := self._reactions.get(kind)) is not None:
+            react(event)
         if self._subscribers:
             self._deliver(event)
         return event
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody hears events."""
+        return self._sink is not None or bool(self._subscribers)
+
+    def note(self, kind: type[Event], /, **fields: Any) -> None:
+        """Emit an event that is made only where somebody hears it: rollouts come and go by the thousand."""
+        if self.heard:
+            self.emit(kind, **fields)
+
+    def react(self, kind: type[E], reaction: Callable[[E], None]) -> None:
+        """Let the library's own `reaction` follow every event of `kind` that is emitted, before subscribers hear it."""
+        self._reactions[kind] = reaction
 
     def sync(self) -> None:
         """Make the events so far durable. Raises `OSError` when the journal cannot be written."""

@@ -1,4 +1,4 @@
-"""How far rollouts may run ahead of training: the staleness budget and its tickets.
+"""How far rollouts may run ahead of training: the staleness budget.
 
 The capacity formula is that of AReaL (Fu et al., 2025, arXiv:2505.24298): what was accepted and what is
 running may not exceed what training will have consumed `max_staleness` versions from now.
@@ -6,68 +6,33 @@ running may not exceed what training will have consumed `max_staleness` versions
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import define, field
-from attrs.validators import optional
+from attrs.setters import NO_OP
+from attrs.validators import instance_of, optional
 
-from .errors import NoCapacity, TicketSettled
-
-
-@define(eq=False)
-class Ticket:
-    """The right to run one rollout: a unit of capacity, and the version at admission."""
-
-    id: int
-    version: int | None
-    """Published version when the rollout was admitted."""
-    evaluation: bool = False
-    """Outside the budget."""
-    _settle: Callable[["Ticket", bool], None] = field(default=lambda _ticket, _accepted: None, repr=False)
-    accepted: bool | None = field(default=None, init=False)
-    """`None` while the rollout runs."""
-    left_buffer: bool = field(default=False, init=False)
-    """Training took the accepted rollout, or dropped it."""
-
-    def accept(self) -> None:
-        """Return the ticket with a rollout that training will use. Raises `TicketSettled` if it was rejected."""
-        self._return(accepted=True)
-
-    def reject(self) -> None:
-        """Return the ticket without a rollout. Raises `TicketSettled` if it was accepted."""
-        self._return(accepted=False)
-
-    @property
-    def settled(self) -> bool:
-        """Whether it has been returned."""
-        return self.accepted is not None
-
-    def _return(self, *, accepted: bool) -> None:
-        if self.accepted is accepted:
-            return
-        if self.accepted is not None:
-            verdict = "accepted" if self.accepted else "rejected"
-            raise TicketSettled(f"ticket {self.id} was already {verdict}")
-        self.accepted = accepted
-        self._settle(self, accepted)
-
-
-def _whole(name: str, value: Any, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"{name} must be an int of at least {minimum}, got {value!r}")
+from .checks import whole
+from .errors import NoCapacity
+from .states import MeasuredFrom, OnStale
+from .ticket import Ticket
 
 
 def _at_least(minimum: int) -> Callable[[object, Any, Any], None]:
     def check(_: object, attribute: Any, value: Any) -> None:
-        _whole(attribute.name, value, minimum)
+        whole(attribute.name, value, minimum)
 
     return check
 
 
 @define(kw_only=True, eq=False)
 class StalenessBudget:
-    """How many rollouts may be admitted now. A plain object, usable without a `Lifecycle`; not thread-safe."""
+    """How many rollouts may be admitted now, and which are too old. A plain object, usable without a `Lifecycle`.
+
+    At all times `submitted = running + accepted + rejected`, counted in rollouts: a group of n counts n times. Not
+    thread-safe.
+    """
 
     batch_size: int = field(validator=_at_least(1))
     """Rollouts that one version consumes."""
@@ -75,13 +40,22 @@ class StalenessBudget:
     """Versions by which a consumed rollout may be older than the policy that trains on it. 0: synchronous."""
     max_concurrent: int | None = field(default=None, validator=optional(_at_least(1)))
     """Rollouts running at once. `None`: bounded by staleness alone."""
+    on_stale: OnStale = field(default=OnStale.DROP, validator=instance_of(OnStale))
+    """What becomes of rollouts that are too old when training would take them."""
+    measured_from: MeasuredFrom = field(default=MeasuredFrom.ADMISSION, validator=instance_of(MeasuredFrom))
+    """Which version their staleness is counted from."""
     version: int = field(default=0, validator=_at_least(0))
-    running: int = field(default=0, validator=_at_least(0))
-    accepted: int = field(default=0, validator=_at_least(0))
-    rejected: int = field(default=0, validator=_at_least(0))
+    running: int = field(default=0, validator=_at_least(0), on_setattr=NO_OP)
+    accepted: int = field(default=0, validator=_at_least(0), on_setattr=NO_OP)
+    rejected: int = field(default=0, validator=_at_least(0), on_setattr=NO_OP)
     _excess: int = field(default=0, init=False)
-    """Accepted rollouts beyond `batch_size` a version that were consumed (negative: fewer were)."""
+    """Accepted rollouts beyond `batch_size` a version that left the buffer (negative: fewer did)."""
+    _taken: int | None = field(default=None, init=False)
+    """Rollouts that `consume()` was told of since the last version; `None` where it never was."""
+    _out: dict[int, Ticket] = field(factory=dict, init=False, repr=False)
     _ids: "itertools.count[int]" = field(factory=lambda: itertools.count(1), init=False, repr=False)
+
+    # ------------------------------------------------------------------------------------------------------- admission
 
     @property
     def submitted(self) -> int:
@@ -93,59 +67,137 @@ class StalenessBudget:
         """Accepted rollouts as the formula counts them: as if every version had consumed exactly one batch."""
         return self.accepted - self._excess
 
+    @property
+    def bound(self) -> int:
+        """The most rollouts that can be running, or accepted and not yet consumed, at once."""
+        return (self.max_staleness + 1) * self.batch_size
+
+    @property
+    def largest_group(self) -> int:
+        """The most rollouts that can be admitted as one group."""
+        return self.bound if self.max_concurrent is None else min(self.bound, self.max_concurrent)
+
+    @property
+    def out(self) -> Iterable[Ticket]:
+        """The tickets that are not settled, oldest first."""
+        return self._out.values()
+
     def capacity(self) -> int:
         """Return how many rollouts may be admitted now; negative when the bounds were tightened."""
-        by_staleness = (self.max_staleness + self.version + 1) * self.batch_size
-        left = by_staleness - (self.counted + self.running)
-        return left if self.max_concurrent is None else min(self.max_concurrent - self.running, left)
+        left = (self.max_staleness + self.version + 1) * self.batch_size - self.accepted + self._excess - self.running
+        if self.max_concurrent is None:
+            return left
+        free = self.max_concurrent - self.running
+        return min(left, free)
 
-    def admit(self) -> Ticket:
-        """Take a unit of capacity. Raises `NoCapacity` when there is none."""
-        return self.issue(self.settle, version=self.version)
+    def admit(self, group_size: int = 1) -> Ticket:
+        """Take capacity for a rollout, or for a group. Raises `NoCapacity` when there is not enough."""
+        return self.issue(self.returned, version=self.version, group_size=group_size)
 
-    def issue(self, settle: Callable[[Ticket, bool], None], *, version: int | None) -> Ticket:
-        """Take a unit of capacity; whoever gives out the ticket sees to it that `settle` calls `self.settle`, once."""
-        if (capacity := self.capacity()) < 1:
-            raise NoCapacity(f"staleness capacity is {capacity} at version {self.version}")
-        self.running += 1
-        return Ticket(next(self._ids), version, settle=settle)
+    def issue(self, returned: Callable[[Ticket], None], *, version: int | None, group_size: int = 1) -> Ticket:
+        """Take capacity; whoever gives out the ticket sees to it that `returned` calls `self.returned`, once."""
+        if (capacity := self.capacity()) < group_size or group_size < 1:
+            whole("group_size", group_size, 1)
+            wanted = f" and {group_size} are wanted" if group_size > 1 else ""
+            raise NoCapacity(f"staleness capacity is {capacity} at version {self.version}{wanted}")
+        self.running += group_size
+        ticket = Ticket(next(self._ids), version, False, group_size, returned)
+        self._out[ticket.id] = ticket
+        return ticket
 
     def settle(self, ticket: Ticket, accepted: bool) -> None:
-        """Return the unit of capacity that `ticket` holds."""
-        self.running -= 1
+        """Settle `ticket`: the same as its `accept()` or `reject()`. Twice the same changes nothing."""
         if accepted:
-            self.accepted += 1
+            ticket.accept()
         else:
-            self.rejected += 1
+            ticket.reject()
+
+    def returned(self, ticket: Ticket) -> None:
+        """Take back the capacity of a ticket that was just settled. Raises `ValueError` for one that is not out."""
+        if self._out.pop(ticket.id, None) is not ticket:
+            raise ValueError(f"ticket {ticket.id} is not out: it is another budget's, or was returned before")
+        size, members = ticket.group_size, ticket.members
+        self.running -= size
+        if members:
+            self.accepted += members
+        if members < size:
+            self.rejected += size - members
+
+    # ----------------------------------------------------------------------------------------------------- consumption
+
+    @property
+    def oldest_allowed(self) -> int:
+        """The oldest version that is within the bound now: `version - max_staleness`, perhaps negative."""
+        return self.version - self.max_staleness
+
+    def staleness(self, ticket: Ticket) -> int:
+        """Return how many versions old its rollout is now, counted as `measured_from` says."""
+        since = ticket.version
+        if self.measured_from is MeasuredFrom.OLDEST_TOKEN and ticket.oldest_token is not None:
+            since = ticket.oldest_token
+        return self.version - (since or 0)
+
+    def is_stale(self, ticket: Ticket) -> bool:
+        """Whether its rollout is older than the bound: with `max_staleness` 4, 5 versions are and 4 are not."""
+        return self.staleness(ticket) > self.max_staleness
+
+    def mask(self, versions: Sequence[int | None]) -> tuple[bool, ...]:
+        """Return for each token, by the version that made it, whether training may use it: `OnStale.MASK`.
+
+        `False` also where the version is not known.
+        """
+        oldest = self.oldest_allowed
+        return tuple(version is not None and version >= oldest for version in versions)
+
+    def consume(self, count: int) -> None:
+        """Record that training took `count` accepted rollouts. Their capacity is free with the next version."""
+        whole("count", count, 0)
+        self._taken = (self._taken or 0) + count
+
+    def discard(self, count: int) -> None:
+        """Record that `count` accepted rollouts were dropped instead. Their capacity is free at once."""
+        whole("count", count, 0)
+        self._excess += count
 
     def advance(self, version: int, consumed: int | None = None) -> None:
         """Record that `version` is published.
 
-        `consumed` is how many accepted rollouts left the buffer since the version before, trained on or dropped.
-        `None`: `batch_size` for each version. With the true number, dynamic batches and filtered groups do not drift.
-        Raises `ValueError` for a version that goes back.
+        `consumed`: how many accepted rollouts training took since the version before. `None`: as many as `consume()`
+        was told of; where it never was, `batch_size` for each version. With the true number, dynamic batches and
+        filtered groups do not drift. Raises `ValueError` for a version that goes back.
         """
-        _whole("version", version, 0)
+        whole("version", version, 0)
         if version < self.version:
             raise ValueError(f"version {version} goes back from {self.version}")
+        if consumed is None:
+            consumed = self._taken
+        else:
+            whole("consumed", consumed, 0)
         if consumed is not None:
-            _whole("consumed", consumed, 0)
             self._excess += consumed - (version - self.version) * self.batch_size
+        if self._taken is not None:
+            self._taken = 0
         self.version = version
 
     def restore(self, version: int) -> None:
         """Take up a run again at `version`: as many rollouts count as accepted as that many versions consumed."""
-        _whole("version", version, 0)
+        whole("version", version, 0)
         self.version = version
         self.accepted = version * self.batch_size
         self._excess = 0
+        self._taken = None if self._taken is None else 0
 
 
 class Unlimited(StalenessBudget):
     """No bound at all: for fleets that nothing trains on, such as reward models."""
 
     def __init__(self) -> None:
-        super().__init__(batch_size=1, max_staleness=0)
+        super().__init__(batch_size=1, max_staleness=0, on_stale=OnStale.KEEP)
+
+    @property
+    def bound(self) -> int:
+        """A number that is never used up."""
+        return sys.maxsize
 
     def capacity(self) -> int:
         """Return a number that is never used up."""

@@ -77,3 +77,26 @@ class Standing(Enum):
     """Reachable, takes part in publications, not routed to until one completes on it."""
     LOST = "LOST"
     """Unreachable or blocked; takes part in nothing until a probe answers."""
+
+
+class OnStale(Enum):
+    """What becomes of an accepted rollout that is older than the bound when training would take it."""
+
+    DROP = "drop"
+    """It is discarded; its capacity is free at once, so that another one starts."""
+    MASK = "mask"
+    """It is taken; training leaves its stale tokens out of the loss, see `StalenessBudget.mask()`."""
+    KEEP = "keep"
+    """It is taken as it is."""
+    WAIT = "wait"
+    """Training waits for older rollouts before it takes younger ones, so that none grows older than the bound. What is
+    too old all the same, since batches were smaller than `batch_size`, is dropped."""
+
+
+class MeasuredFrom(Enum):
+    """Which version staleness is counted from."""
+
+    ADMISSION = "admission"
+    """The version that was published when the rollout was admitted."""
+    OLDEST_TOKEN = "oldest_token"  # noqa: S105 - no password
+    """The oldest version that made one of its tokens; that at admission where it has none."""

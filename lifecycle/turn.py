@@ -1,5 +1,6 @@
 """Whose turn it is: one operation at a time holds the lifecycle, and the last one takes it from whoever holds it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -79,7 +80,7 @@ class Turn:
 
     def refuse_elsewhere(self) -> None:
         """Raise `WrongEventLoop` in any event loop but the one of the first call: waiting there would be for ever."""
-        here = current_token()
+        here = _this_loop()
         self._home = self._home or here
         if self._home != here:
             raise WrongEventLoop(
@@ -91,3 +92,8 @@ class Turn:
         if self._holder is not None and self._holder == anyio.get_current_task().id:
             name = trigger.name if (trigger := self._in_flight()) else "another operation"
             raise Reentrant(f"called from inside {name}; operations do not nest")
+
+
+def _this_loop() -> Any:
+    """Return what stands for the event loop that runs here: the loop itself on asyncio, since a token costs more."""
+    return asyncio._get_running_loop() or current_token()  # noqa: SLF001 - asyncio exports it under this name

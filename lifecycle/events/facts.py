@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from lifecycle.states import Outcome, PauseMode, Standing, State, Trigger
+from lifecycle.states import MeasuredFrom, OnStale, Outcome, PauseMode, Standing, State, Trigger
 
 from .base import Event
 
@@ -129,6 +129,10 @@ class LifecycleOpened(Fact):
     """Accepted rollouts that count against the budget already."""
     addresses: tuple[str, ...] = ()
     """Where the engines are, in the order of `engines`; empty strings for those that have no address."""
+    on_stale: OnStale = OnStale.DROP
+    """What becomes of rollouts older than the bound."""
+    measured_from: MeasuredFrom = MeasuredFrom.ADMISSION
+    """Which version staleness is counted from."""
 
 
 @frozen(kw_only=True)
@@ -204,7 +208,8 @@ class VersionAdvanced(Fact):
 
     previous: int | None = None
     consumed: int | None = None
-    """Accepted rollouts that training took since the version before; `None`: a batch a version."""
+    """Accepted rollouts that training took since the version before; `None`: as many as were seen to be consumed, and
+    a batch a version where none ever were."""
 
 
 @frozen(kw_only=True)
@@ -246,6 +251,8 @@ class RolloutAdmitted(Fact):
 
     ticket: int
     evaluation: bool = False
+    group_size: int = 1
+    """Rollouts that it stands for."""
 
 
 @frozen(kw_only=True)
@@ -257,6 +264,8 @@ class RolloutSettled(Fact):
     admitted: int | None = None
     """Version at admission."""
     evaluation: bool = False
+    members: int | None = None
+    """Rollouts of the group that were accepted; `None`: one, if it was accepted."""
 
 
 @frozen(kw_only=True)
@@ -266,6 +275,8 @@ class RolloutConsumed(Fact):
     ticket: int
     staleness: int
     """Version at consumption minus version at admission."""
+    by_token: int | None = None
+    """The same by the oldest token; `None` where staleness is not counted so."""
 
 
 @frozen(kw_only=True)
@@ -274,6 +285,7 @@ class RolloutDiscarded(Fact):
 
     ticket: int
     staleness: int
+    by_token: int | None = None
 
 
 @frozen(kw_only=True)

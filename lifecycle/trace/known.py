@@ -75,7 +75,9 @@ def _budget(event: e.LifecycleOpened) -> StalenessBudget:
         max_concurrent=event.max_concurrent,
         version=event.version or 0,
         accepted=max(0, event.accepted),
+        on_stale=event.on_stale,
+        measured_from=event.measured_from,
     )
     if event.accepted < 0:  # more was consumed than a batch a version
-        budget.advance(budget.version, consumed=-event.accepted)
+        budget.discard(-event.accepted)
     return budget

@@ -4,13 +4,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import frozen
+
 from lifecycle import events as e
 from lifecycle.guards import submission_open
 from lifecycle.staleness import Unlimited
-from lifecycle.states import State, Trigger
+from lifecycle.states import MeasuredFrom, OnStale, State, Trigger
 from lifecycle.table import rows
 
 from .known import Known
+
+
+@frozen
+class _Admitted:
+    """A rollout, or a group, and the version at its admission."""
+
+    version: int | None
+    size: int
+
+
+@frozen
+class _Left:
+    """What left the buffer."""
+
+    staleness: int
+    size: int
 
 
 class Rollouts:
@@ -18,10 +36,10 @@ class Rollouts:
 
     def __init__(self, known: Known) -> None:
         self._known = known
-        self._out: dict[int, int | None] = {}
-        """Version at admission of every ticket that is out."""
-        self._buffer: dict[int, int | None] = {}
-        """The same of every accepted rollout that training has not taken."""
+        self._out: dict[int, _Admitted] = {}
+        """Every ticket that is out."""
+        self._buffer: dict[int, _Admitted] = {}
+        """Every accepted rollout, or group, that training has not taken."""
         self._last = {False: 0, True: 0}
         """The last ticket given out, of rollouts and of evaluations, which are numbered downwards."""
         self._flying: Counter[tuple[int, str]] = Counter()
@@ -46,7 +64,7 @@ class Rollouts:
         if abs(ticket) <= abs(self._last[event.evaluation]) or event.evaluation is not (ticket < 0):
             known.breach("ticket-once", f"ticket {ticket} is given out after {self._last[event.evaluation]}")
         self._last[event.evaluation] = ticket
-        self._out[ticket] = event.version
+        self._out[ticket] = _Admitted(event.version, event.group_size)
         if event.evaluation:
             if known.state not in {State.RUNNING, State.SUSPENDED}:
                 known.breach("admission", f"evaluation {ticket} is admitted in {known.state.name}")
@@ -55,7 +73,10 @@ class Rollouts:
             known.breach("admission", f"rollout {ticket} is admitted in {known.state.name}")
         for guard in (submission_open, *(candidates[0].guards if candidates else ())):
             known.demand(guard, f"rollout {ticket} is admitted")
-        known.cohort.budget.running += 1
+        budget = known.cohort.budget
+        if event.group_size > max(1, capacity := budget.capacity()):
+            known.breach("staleness-capacity", f"{event.group_size} rollouts are admitted where {capacity} fit")
+        budget.running += event.group_size
 
     def _settled(self, event: e.RolloutSettled) -> None:
         known, ticket = self._known, event.ticket
@@ -63,42 +84,53 @@ class Rollouts:
             known.breach("ticket-once", f"ticket {ticket} comes back without being out")
             return
         admitted = self._out.pop(ticket)
-        if event.admitted != admitted:
-            known.breach("staleness", f"ticket {ticket} was admitted at version {admitted}, not {event.admitted}")
+        if event.admitted != admitted.version:
+            known.breach(
+                "staleness", f"ticket {ticket} was admitted at version {admitted.version}, not {event.admitted}"
+            )
+        members = int(event.accepted) if event.members is None else event.members
+        if members > admitted.size or event.accepted is not (members > 0):
+            known.breach("ticket-once", f"{members} rollouts of ticket {ticket}, which stands for {admitted.size}")
         if event.accepted:
-            self._buffer[ticket] = admitted
+            self._buffer[ticket] = _Admitted(admitted.version, members)
         if ticket > 0:
             budget = known.cohort.budget
-            budget.running -= 1
-            budget.accepted += event.accepted
-            budget.rejected += not event.accepted
+            budget.running -= admitted.size
+            budget.accepted += members
+            budget.rejected += admitted.size - members
 
     def _consumed(self, event: e.RolloutConsumed) -> None:
         verdict, budget = self._known.verdict, self._known.cohort.budget
-        staleness = self._leave_buffer(event)
+        left = self._leave_buffer(event)
         # Evaluations are outside the budget, and so outside its bound.
-        if event.ticket > 0 and not isinstance(budget, Unlimited) and staleness > budget.max_staleness:
-            self._known.breach(
-                "staleness", f"rollout {event.ticket} is {staleness} versions old; {budget.max_staleness} allowed"
-            )
-        verdict.max_staleness_seen = max(verdict.max_staleness_seen, staleness)
+        if event.ticket > 0 and not isinstance(budget, Unlimited):
+            budget.consume(left.size)
+            staleness = left.staleness
+            if budget.measured_from is MeasuredFrom.OLDEST_TOKEN and event.by_token is not None:
+                staleness = min(staleness, event.by_token)
+            # A policy that masks or keeps what is stale takes it; the others never do.
+            if staleness > budget.max_staleness and budget.on_stale in {OnStale.DROP, OnStale.WAIT}:
+                self._known.breach(
+                    "staleness", f"rollout {event.ticket} is {staleness} versions old; {budget.max_staleness} allowed"
+                )
+        verdict.max_staleness_seen = max(verdict.max_staleness_seen, left.staleness)
 
     def _discarded(self, event: e.RolloutDiscarded) -> None:
-        self._leave_buffer(event)
+        left = self._leave_buffer(event)
         if event.ticket > 0:
-            budget = self._known.cohort.budget
-            budget.advance(budget.version, consumed=1)
+            self._known.cohort.budget.discard(left.size)
 
-    def _leave_buffer(self, event: e.RolloutConsumed | e.RolloutDiscarded) -> int:
+    def _leave_buffer(self, event: e.RolloutConsumed | e.RolloutDiscarded) -> "_Left":
         if event.ticket not in self._buffer:
             self._known.breach("ticket-once", f"rollout {event.ticket} leaves the buffer but was not in it")
-            return 0
-        staleness = (self._known.cohort.version or 0) - (self._buffer.pop(event.ticket) or 0)
+            return _Left(0, 0)
+        admitted = self._buffer.pop(event.ticket)
+        staleness = (self._known.cohort.version or 0) - (admitted.version or 0)
         if staleness != event.staleness:
             self._known.breach(
                 "staleness", f"rollout {event.ticket} is {staleness} versions old, not {event.staleness}"
             )
-        return staleness
+        return _Left(staleness, admitted.size)
 
     def _sent(self, event: e.GenerationSent) -> None:
         known, facts = self._known, self._known.cohort.fleet[event.engine]

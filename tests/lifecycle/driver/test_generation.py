@@ -8,7 +8,7 @@ import pytest
 
 from lifecycle import GenerationRequest, PauseMode, Segment, State, errors, events
 from lifecycle.ports import Capabilities
-from lifecycle.staleness import Ticket
+from lifecycle.ticket import Ticket
 
 from .driver_rig import SOURCE, Engine, Later, Rig, prompt, rig, start
 from .invariants import check, leave

@@ -125,7 +125,7 @@ async def test_leaving_an_admission_settles_its_ticket(
     """Leaving `admit()` rejects a ticket that was not accepted, by whatever way one leaves."""
     bench = _bench()
     try:
-        async with Admission(bench.gate, lambda: None, evaluation=False) as ticket:
+        async with Admission(bench.gate, lambda: None, False, 1) as ticket:
             await body(ticket)
     except ArithmeticError:
         pass

@@ -10,6 +10,7 @@ from .deadlines import Deadlines
 from .generation import Generation, GenerationRequest, Segment
 from .ledger import PauseLedger
 from .machine import LifecycleMachine
+from .rollouts import Episode, Rollout, RolloutExecutor, RolloutStatus
 from .staleness import StalenessBudget
 from .states import MeasuredFrom, OnStale, Outcome, PauseMode, Standing, State, Trigger
 from .table import TRANSITIONS, Transition
@@ -20,6 +21,7 @@ __all__ = [
     "TRANSITIONS",
     "Deadlines",
     "EngineView",
+    "Episode",
     "FleetPolicy",
     "Generation",
     "GenerationRequest",
@@ -31,6 +33,9 @@ __all__ = [
     "PauseLedger",
     "PauseMode",
     "PublishReport",
+    "Rollout",
+    "RolloutExecutor",
+    "RolloutStatus",
     "Segment",
     "StalenessBudget",
     "Standing",

@@ -10,6 +10,7 @@ from .cohort import Cohort, FleetPolicy
 from .deadlines import Deadlines
 from .driver import Driver
 from .fleet import Fleet
+from .gate import SubmissionGate
 from .history import History
 from .journal import Journal
 from .machine import LifecycleMachine
@@ -105,6 +106,11 @@ class Assembly:
     def running(self) -> int:
         """Rollouts that hold a ticket, evaluations included."""
         return self._context.gate.running
+
+    @property
+    def gate(self) -> SubmissionGate:
+        """The submission gate, for executors. `admit()` is what others want."""
+        return self._context.gate
 
     def can(self, trigger: Trigger) -> bool:
         """Whether `trigger` could begin now. Changes nothing and never raises."""

@@ -158,6 +158,17 @@ class Lifecycle(Assembly):
                 if (interruption := await to_the_end(reopen)) is not None:
                     raise interruption
 
+    @asynccontextmanager
+    async def undisturbed(self) -> AsyncIterator[None]:
+        """Let no operation begin within, so that nothing is published: to evaluate. `close()` pre-empts all the same.
+
+        Calling an operation within raises `Reentrant`; one that is called from another task waits.
+
+        Cancellation: operations may begin again.
+        """
+        async with self._turn.held():
+            yield
+
     async def drain(self) -> None:
         """Wait until no rollout holds a ticket. Suspend first, or new ones keep starting.
 

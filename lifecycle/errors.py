@@ -21,6 +21,10 @@ LifecycleError
 ├── UnusableWeights          (ValueError)    a weight source cannot be published
 ├── TicketSettled            (RuntimeError)  a ticket was used after it was settled
 ├── NoCapacity               (RuntimeError)  the budget has no place for another rollout
+├── ExecutorClosed           (RuntimeError)  the executor is closed, or was closed while the caller waited
+├── NoSuchRollout            (LookupError)   nobody submitted it, or its result was taken before
+├── RolloutsFailing          (RuntimeError)  so many rollouts in a row failed that going on makes no sense
+├── EndOfDataset             (LookupError)   a dataset has no full batch left
 └── JournalUnreadable        (ValueError)    a journal line is not what was written
 ```
 
@@ -164,6 +168,32 @@ class TicketSettled(LifecycleError, RuntimeError):
 
 class NoCapacity(LifecycleError, RuntimeError):
     """The budget has no place for another rollout now."""
+
+
+class ExecutorClosed(LifecycleError, RuntimeError):
+    """The executor is closed, or was closed while the caller waited. Results that were not taken are gone."""
+
+
+class NoSuchRollout(LifecycleError, LookupError):
+    """Nobody submitted it, somebody else waits for its result, or the result was taken or dropped before."""
+
+
+class RolloutsFailing(LifecycleError, RuntimeError):
+    """So many rollouts in a row failed that it is no accident."""
+
+    def __init__(self, causes: Sequence[BaseException]) -> None:
+        self.causes = tuple(causes)
+        kinds = ", ".join(sorted({type(cause).__name__ for cause in self.causes}))
+        super().__init__(f"{len(self.causes)} rollouts in a row failed ({kinds}); the last error is the cause")
+
+
+class EndOfDataset(LifecycleError, LookupError):
+    """A dataset has ended, and less than a full batch is left of it."""
+
+    def __init__(self, wanted: int, left: int) -> None:
+        self.wanted = wanted
+        self.left = left
+        super().__init__(f"the dataset has ended: {left} results are left and {wanted} are wanted")
 
 
 class JournalUnreadable(LifecycleError, ValueError):

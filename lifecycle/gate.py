@@ -51,6 +51,7 @@ class SubmissionGate:
         self._outside: set[int] = set()
         self._idle: list[anyio.Event] = []
         self._next_evaluation = 0
+        self._watchers: tuple[Callable[[], None], ...] = ()
 
     @property
     def running(self) -> int:
@@ -111,10 +112,21 @@ class SubmissionGate:
         if not evaluation and group_size > (largest := self._budget.largest_group):
             raise ValueError(f"a group of {group_size} rollouts never fits: the budget holds {largest} at once")
 
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after every change of state, version or capacity. Returns what ends that."""
+        self._watchers = (*self._watchers, changed)
+
+        def unwatch() -> None:
+            self._watchers = tuple(other for other in self._watchers if other != changed)
+
+        return unwatch
+
     def wake(self) -> None:
         """Let through whoever can go now. Called after every change of state, version or capacity."""
         self._evaluations.wake()
         self._rollouts.wake()
+        for changed in self._watchers:
+            changed()
 
     def refuse_waiters(self, error: LifecycleError) -> None:
         """Give everybody at the gate `error`."""

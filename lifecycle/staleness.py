@@ -6,6 +6,7 @@ running may not exceed what training will have consumed `max_staleness` versions
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -140,6 +141,28 @@ class StalenessBudget:
     def is_stale(self, ticket: Ticket) -> bool:
         """Whether its rollout is older than the bound: with `max_staleness` 4, 5 versions are and 4 are not."""
         return self.staleness(ticket) > self.max_staleness
+
+    def leaves_time(self, waiting: Iterable[Ticket]) -> bool:
+        """Whether training may take a batch now, leave the rest for later, and nothing grows too old: `OnStale.WAIT`.
+
+        `waiting`: tickets of the accepted rollouts that are left; those that run count by themselves. After the batch
+        at version v, rollouts admitted at a or before can be taken at the versions v + 1 to a + `max_staleness`, in
+        batches of `batch_size`: there may be no more of them than that. `True` also where no running rollout could
+        change it, so that waiting would be in vain.
+        """
+        rest: Counter[int] = Counter()
+        for ticket in waiting:
+            rest[self.version - self.staleness(ticket)] += ticket.members
+        due = rest.copy()
+        for ticket in self._out.values():
+            due[self.version - self.staleness(ticket)] += ticket.group_size
+        late = running = 0
+        for since in sorted(due):
+            late += due[since]
+            running += due[since] - rest[since]
+            if running and late > (since + self.max_staleness - self.version) * self.batch_size:
+                return False
+        return True
 
     def mask(self, versions: Sequence[int | None]) -> tuple[bool, ...]:
         """Return for each token, by the version that made it, whether training may use it: `OnStale.MASK`.

@@ -1,7 +1,8 @@
 """Whose turn it is: one operation at a time holds the lifecycle, and the last one takes it from whoever holds it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -27,12 +28,21 @@ class Turn:
         self._home: Any = None
 
     async def take(self, work: Callable[[], Awaitable[T]], *, wait: bool = True) -> T:
-        """Do `work` while nobody else does.
+        """Do `work` while nobody else does. Raises as `held()`, and what `work` raises.
+
+        Cancellation: `work` is cancelled; the turn passes on.
+        """
+        async with self.held(wait=wait):
+            return await work()
+
+    @asynccontextmanager
+    async def held(self, *, wait: bool = True) -> AsyncIterator[None]:
+        """Have the turn within.
 
         Raises `Busy` where it would have to wait and `wait` is false, `Reentrant` from within the operation that holds
         the turn, `LifecycleClosed` when the last turn was taken before or meanwhile, and `WrongEventLoop`.
 
-        Cancellation: `work` is cancelled; the turn passes on.
+        Cancellation: the turn passes on.
         """
         self.refuse_elsewhere()
         self._refuse_reentrance()
@@ -48,7 +58,8 @@ class Turn:
                 raise LifecycleClosed("the lifecycle is closed")
             self._holder = anyio.get_current_task().id
             with anyio.CancelScope() as self._scope:
-                return await work()
+                yield
+                return
             raise LifecycleClosed("the lifecycle was closed during the operation")
         finally:
             self._holder = self._scope = None

@@ -1,0 +1,143 @@
+"""A dataset on its way through an executor: drawn from as rollouts are admitted, and handed over in batches."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from lifecycle.errors import EndOfDataset, LifecycleError, RolloutsFailing
+
+from .results import Results
+from .values import Accept, Rollout, RolloutStatus, Workflow
+
+Recipe = tuple[Workflow, Accept | None, int]
+"""Workflow, filter and group size."""
+
+
+class Stream:
+    """One dataset: a task draws its items one ahead of the gate, so that as many rollouts run as the budget allows."""
+
+    def __init__(
+        self, dataset: Any, results: Results, submit: Callable[["Stream", Any], None], recipe: Recipe, most: int
+    ) -> None:
+        self.dataset = dataset
+        self.results = results
+        self.recipe = recipe
+        """Workflow, filter and group size of what is drawn next."""
+        self._submit = submit
+        self._most = most
+        """Failures in a row after which drawing stops."""
+        self._queued = 0
+        self._outstanding = 0
+        self._failures: list[BaseException] = []
+        """What failed since the last rollout that did not."""
+        self._room = anyio.Event()
+        self._exhausted = False
+        self._error: Exception | None = None
+        self._scope = anyio.CancelScope()
+
+    async def feed(self) -> None:
+        """Draw items until the dataset ends.
+
+        Cancellation: every item that was drawn has been submitted.
+        """
+        with self._scope:
+            try:
+                draw = _drawing(self.dataset)
+                while True:
+                    await self._until_room()
+                    item = await draw()
+                    if item is _END:
+                        break
+                    self._queued += 1
+                    self._outstanding += 1
+                    self._submit(self, item)
+            except Exception as error:  # noqa: BLE001 - of the user's dataset: raised where a batch is awaited
+                self._error = error
+        self._exhausted = True
+        self.look()
+
+    def admitted(self) -> None:
+        """Take note that one of its jobs has left the queue."""
+        self._queued -= 1
+        self._room.set()
+
+    def queued_again(self) -> None:
+        """Take note that one of its jobs waits once more, to be repeated."""
+        self._queued += 1
+
+    def ended(self, result: Rollout) -> None:
+        """Take note of what became of a job, and keep what training can use."""
+        self._outstanding -= 1
+        if result.status is RolloutStatus.FAILED:
+            self._failures.extend(result.errors[:1])
+        else:
+            self._failures.clear()
+        if result.accepted:
+            self.results.put(result)
+        self.look()
+
+    async def batch(self, size: int) -> list[Rollout]:
+        """Wait for `size` results. Raises `EndOfDataset`, `RolloutsFailing`, or what the dataset raised.
+
+        Cancellation: nothing is taken.
+        """
+        while True:
+            self._refuse_in_vain(size)
+            with suppress(_LookAgain):
+                return await self.results.take(size)
+
+    def look(self) -> None:
+        """Wake who waits for a batch that may never come."""
+        if self._fails or (self._exhausted and not self._outstanding):
+            self.results.refuse(_LookAgain())
+
+    def stop(self) -> None:
+        """Draw nothing more, and drop what nobody has taken."""
+        self._scope.cancel()
+        self.results.close()
+
+    @property
+    def _fails(self) -> bool:
+        return len(self._failures) >= self._most
+
+    def _refuse_in_vain(self, size: int) -> None:
+        if len(self.results) >= size:
+            return
+        if self._fails:
+            failures, self._failures = self._failures, []
+            self._room.set()
+            raise RolloutsFailing(failures) from failures[-1]
+        if self._exhausted and not self._outstanding:
+            if (error := self._error) is not None:
+                self._error = None
+                raise error
+            raise EndOfDataset(size, len(self.results))
+
+    async def _until_room(self) -> None:
+        await checkpoint()
+        while self._queued or self._fails:
+            self._room = anyio.Event()
+            await self._room.wait()
+
+
+class _LookAgain(LifecycleError):
+    """Something has changed for those who wait for a batch."""
+
+
+_END = object()
+
+
+def _drawing(dataset: Any) -> Callable[[], Awaitable[Any]]:
+    """Return what draws the next item of an iterable or an asynchronous iterable; `_END` after the last."""
+    if hasattr(dataset, "__aiter__"):
+        asynchronous = aiter(dataset)
+        return lambda: anext(asynchronous, _END)
+    items = iter(dataset)
+
+    async def draw() -> Any:
+        return next(items, _END)
+
+    return draw

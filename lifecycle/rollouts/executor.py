@@ -1,0 +1,275 @@
+"""`RolloutExecutor`: keeps rollouts running as far as the staleness budget allows, and hands over what they bring."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from lifecycle.checks import whole
+from lifecycle.errors import EndOfDataset, NoCapacity, NoSuchRollout
+from lifecycle.staleness import Unlimited
+
+from .values import Accept, Rollout, Workflow
+from .works import Works
+
+
+class RolloutExecutor(Works):
+    """Run workflows as rollouts: each under a ticket that is settled exactly once, whatever becomes of its task.
+
+    ```python
+    async with RolloutExecutor(lifecycle, group_size=8) as executor:
+        async for batch in executor.batches(prompts, workflow):
+            train(batch)
+            await lifecycle.publish(source, version=...)
+    ```
+
+    A workflow is `async def workflow(episode, data)`, or an ordinary function of the same arguments, which runs in a
+    thread; `episode.generate(request)` generates. What it returns is the rollout's value; `None` means that there is
+    nothing to train on. Taking a result counts as consuming it (`Lifecycle.consume`), and what has grown too old by
+    then is treated as `StalenessBudget.on_stale` says.
+
+    Leaving the block cancels what runs; tickets are returned, and whoever waits gets `ExecutorClosed`. A workflow in a
+    thread cannot be cancelled: its ticket is held, and leaving waits, until it returns.
+
+    Args:
+        lifecycle: Attached before the executor is entered, and closed after it is left.
+        group_size: Members of each rollout, int ≥ 1 (GRPO's n): the workflow runs so often for the same data, and they
+            are admitted and settled as a unit.
+        min_members: A group that lost members, since they raised, took too long or returned `None`, is still accepted
+            with so many. `None`: with two.
+        accept: Filter for values (for groups: the tuple of values), unless `submit()` or `batch()` names another.
+        retries: How often a rollout that failed is run again, with a new ticket, before that is its result, int ≥ 0.
+        timeout: Seconds that a member may take. `None`: no limit, so that one that hangs holds its capacity for ever.
+        max_queued: Submissions that may wait for admission; one more raises `NoCapacity`. `None`: no limit.
+        max_consecutive_failures: So many rollouts of a dataset in a row may fail before `batch()` raises, int ≥ 1.
+        max_threads: Ordinary functions that run at once, int ≥ 1.
+
+    Raises:
+        ValueError: A number that makes no sense, or a group that is larger than the budget.
+    """
+
+    # -------------------------------------------------------------------------------------------------- begin and end
+
+    async def __aenter__(self) -> Self:
+        if self._entered is not None:
+            raise RuntimeError("an executor is entered once")
+        # Two task groups: closing cancels the inner one, and not whoever holds the executor.
+        self._around = anyio.create_task_group()
+        await self._around.__aenter__()
+        await self._around.start(self._serve)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._shut()
+        return await self._around.__aexit__(kind, error, trace)
+
+    async def close(self) -> None:
+        """Cancel what runs, return every ticket, and give whoever waits `ExecutorClosed`. Idempotent.
+
+        Cancellation: everything is told to end, and does; only the waiting for it is cut short.
+        """
+        self._shut()
+        if self._entered is not None:
+            await self._over.wait()
+
+    # ------------------------------------------------------------------------------------------------------ one by one
+
+    def submit(
+        self,
+        workflow: Workflow,
+        data: Any,
+        *,
+        accept: Accept | None = None,
+        group_size: int | None = None,
+        retries: int | None = None,
+    ) -> int:
+        """Queue a rollout, and start it as soon as the gate lets it through. Returns its id, an int > 0.
+
+        Raises `ExecutorClosed`, `LifecycleClosed`, `NoCapacity` where `max_queued` submissions wait already, and
+        `ValueError` for a group that can never fit.
+        """
+        if self._max_queued is not None and len(self._dispatcher) >= self._max_queued:
+            raise NoCapacity(f"{self._max_queued} submissions wait for admission already: {self._standing()}")
+        job = self._job(workflow, data, self._results, accept=accept, group_size=group_size, retries=retries)
+        self._submit(job)
+        return job.id
+
+    async def wait(self, count: int, timeout: float | None = None) -> list[Rollout]:
+        """Wait for `count` results of `submit()`, and take the oldest by version at admission.
+
+        Accepted rollouts and failed ones are results; a rollout that returned `None`, was filtered out or dropped for
+        its age has none. Results come in every state, also while submission is closed. `timeout`: seconds; `None`: no
+        limit.
+
+        Raises `TimeoutError`, with nothing lost; `ValueError` for more than the budget can ever hold; `ExecutorClosed`,
+        `LifecycleClosed` or `LifecycleFaulted` where waiting is in vain.
+
+        Cancellation: nothing is taken.
+        """
+        whole("count", count, 1)
+        self._refuse_what_never_fits(count, 1)
+        return self._delivered(await self._taken(self._results, count, timeout))
+
+    async def wait_for(self, rollout_id: int, timeout: float | None = None) -> Rollout:
+        """Wait for the result of one `submit()`, whatever it is, and take it. `timeout`: seconds; `None`: no limit.
+
+        Raises as `wait()`, and `NoSuchRollout` for an id that was never given out, whose result was taken, or that
+        somebody else waits for.
+
+        Cancellation: the result stays, for whoever waits next.
+        """
+        job = self._jobs.get(rollout_id)
+        if job is None:
+            result = self._told.pop(rollout_id, None) or self._results.pick(rollout_id)
+            if result is None:
+                raise NoSuchRollout(f"rollout {rollout_id} is not known, or its result was taken or dropped before")
+            return self._delivered([result])[0]
+        if job.results is not self._results:
+            raise NoSuchRollout(f"somebody else waits for rollout {rollout_id}")
+        with self._own_results() as own:
+            job.results = own
+            try:
+                return self._delivered(await self._taken(own, 1, timeout))[0]
+            finally:
+                job.results = self._results
+                for result in own.take_all():
+                    self._file(self._results, result)
+
+    # ----------------------------------------------------------------------------------------------------- many at once
+
+    async def batch(
+        self,
+        dataset: Iterable[Any] | AsyncIterable[Any],
+        workflow: Workflow,
+        *,
+        size: int | None = None,
+        accept: Accept | None = None,
+        group_size: int | None = None,
+    ) -> list[Rollout]:
+        """Wait for a full batch of accepted rollouts, oldest first, and keep the fleet busy with the next ones.
+
+        Items are drawn as rollouts are admitted, between two calls, too; the next call with the same `dataset` goes on
+        with it. What fails, returns `None`, is filtered out or dropped for its age is replaced by further items. An
+        iterable is iterated on the event loop: let a slow one be asynchronous.
+
+        `size`: results in a batch; `None`: as many groups as the budget's `batch_size` holds.
+
+        Raises `EndOfDataset` when the items left make no full batch; results that are left can be had with a smaller
+        `size`. `RolloutsFailing` when `max_consecutive_failures` in a row have failed, and the next call tries again;
+        what the dataset raised; `ValueError` for a batch that never fits, or a budget without bound; otherwise as
+        `wait()`.
+
+        Cancellation: nothing is taken; the dataset goes on.
+        """
+        if isinstance(self._budget, Unlimited):  # which would let the dataset run to its end
+            raise ValueError("batch() needs a lifecycle with a StalenessBudget")  # noqa: TRY004 - of a right type
+        group_size = self._group_size if group_size is None else group_size
+        size = self._batch_size(group_size) if size is None else whole("size", size, 1)
+        self._refuse_what_never_fits(size, group_size)
+        self._refuse_closed()
+        stream = self._stream(dataset, (workflow, accept, group_size))
+        try:
+            self._refuse_in_vain(stream.results, size)
+            return self._delivered(await stream.batch(size))
+        except EndOfDataset as end:
+            if not end.left:
+                self.forget(dataset)
+            raise
+
+    async def batches(
+        self,
+        dataset: Iterable[Any] | AsyncIterable[Any],
+        workflow: Workflow,
+        *,
+        size: int | None = None,
+        accept: Accept | None = None,
+        group_size: int | None = None,
+    ) -> AsyncIterator[list[Rollout]]:
+        """Yield full batches until the dataset ends; a rest that makes none is dropped. Otherwise as `batch()`.
+
+        Cancellation: as `batch()`.
+        """
+        while True:
+            try:
+                batch = await self.batch(dataset, workflow, size=size, accept=accept, group_size=group_size)
+            except EndOfDataset:
+                self.forget(dataset)
+                return
+            yield batch
+
+    def forget(self, dataset: Any) -> None:
+        """Draw no more from `dataset`; its rollouts that run, or were not taken, are dropped."""
+        if (stream := self._streams.pop(id(dataset), None)) is not None:
+            stream.stop()
+            self._withdraw(stream.results)
+
+    async def rollout(
+        self,
+        batch: Iterable[Any],
+        workflow: Workflow,
+        *,
+        accept: Accept | None = None,
+        group_size: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Rollout]:
+        """Run `workflow` for each item and return every result, in the order of the items: for synchronous training.
+
+        Raises as `wait()`; `ValueError` for more items than the budget can hold at once.
+
+        Cancellation: what was not finished is given up, and its tickets are returned.
+        """
+        items = list(batch)
+        self._refuse_what_never_fits(len(items), self._group_size if group_size is None else group_size)
+        with self._own_results() as own:
+            jobs = [self._job(workflow, item, own, accept=accept, group_size=group_size) for item in items]
+            for job in jobs:
+                self._submit(job)
+            results = await self._taken(own, len(jobs), timeout) if jobs else []
+            return self._delivered(sorted(results, key=lambda result: result.id))
+
+    async def evaluate(
+        self,
+        dataset: Iterable[Any],
+        workflow: Workflow,
+        *,
+        concurrency: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Rollout]:
+        """Run `workflow` for each item outside the budget, with no publication in between; return results in order.
+
+        Works in RUNNING and SUSPENDED. Operations of the lifecycle wait until it is over. `concurrency`: rollouts at
+        once; `None`: the budget's `max_concurrent`, or 256. `timeout`: seconds for all.
+
+        Raises `TimeoutError`, `ExecutorClosed`, `LifecycleClosed` or `LifecycleFaulted`.
+
+        Cancellation: rollouts that run are given up.
+        """
+        self._refuse_closed()
+        limiter = anyio.CapacityLimiter(whole("concurrency", concurrency or self._budget.max_concurrent or 256, 1))
+        with self._own_results() as own:
+            async with self._lifecycle.undisturbed():
+                with anyio.fail_after(timeout):
+                    async with anyio.create_task_group() as tasks:
+                        for item in dataset:
+                            job = self._job(workflow, item, own, group_size=1, retries=0)
+                            await limiter.acquire_on_behalf_of(job)
+                            tasks.start_soon(self._evaluate, job, limiter)
+            return sorted(own.take_all(), key=lambda result: result.id)
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _refuse_what_never_fits(self, count: int, group_size: int) -> None:
+        self._lifecycle.gate.refuse_what_never_fits(group_size)
+        if count * group_size > (bound := self._budget.bound):
+            raise ValueError(
+                f"{count} results of {group_size} rollouts never fit: the budget holds {bound} that are not consumed, "
+                "(max_staleness + 1) * batch_size"
+            )
+
+    def _batch_size(self, group_size: int) -> int:
+        if (size := self._budget.batch_size // group_size) < 1:
+            raise ValueError(f"a batch of {self._budget.batch_size} rollouts has no place for a group of {group_size}")
+        return size

@@ -1,0 +1,301 @@
+"""What an executor is made of, and what goes on inside while its callers wait."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+
+import anyio
+from anyio.abc import TaskStatus
+
+from lifecycle.checks import whole
+from lifecycle.controller import Lifecycle
+from lifecycle.errors import ExecutorClosed, LifecycleClosed
+from lifecycle.gate import hopeless
+from lifecycle.states import OnStale
+from lifecycle.ticket import Ticket
+
+from .attempts import Attempts
+from .crew import Crew
+from .datasets import Recipe, Stream
+from .dispatch import Dispatcher
+from .jobs import Attempt, Job
+from .results import Results
+from .running import is_async
+from .values import Accept, Rollout, RolloutStatus, Workflow
+
+_REMEMBERED = 1_000
+"""Rollouts without a result for training, whose fate `wait_for()` can still tell."""
+
+
+class Works:
+    """The parts of an executor. `RolloutExecutor` adds what can be done with it."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        *,
+        group_size: int = 1,
+        min_members: int | None = None,
+        accept: Accept | None = None,
+        retries: int = 0,
+        timeout: float | None = None,
+        max_queued: int | None = None,
+        max_consecutive_failures: int = 16,
+        max_threads: int = 40,
+    ) -> None:
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be None or more than 0 seconds, got {timeout!r}")
+        lifecycle.gate.refuse_what_never_fits(group_size)
+        self._lifecycle = lifecycle
+        self._budget = lifecycle.budget
+        self._group_size = group_size
+        self._accept = accept
+        self._retries = whole("retries", retries, 0)
+        self._max_queued = None if max_queued is None else whole("max_queued", max_queued, 1)
+        self._most_failures = whole("max_consecutive_failures", max_consecutive_failures, 1)
+        self._attempts = Attempts(
+            lifecycle,
+            self._ended,
+            timeout=timeout,
+            min_members=None if min_members is None else whole("min_members", min_members, 1, group_size),
+            threads=whole("max_threads", max_threads, 1),
+        )
+        self._dispatcher = Dispatcher(lifecycle.gate, self._start)
+        self._results = Results(self._budget, self._drop)
+        self._jobs: dict[int, Job] = {}
+        """Submissions without a result yet."""
+        self._told: OrderedDict[int, Rollout] = OrderedDict()
+        """Results that nobody trains on, for who asks by id; the oldest are forgotten."""
+        self._streams: dict[int, Stream] = {}
+        self._boxes: set[Results] = {self._results}
+        self._ids = itertools.count(1)
+        self._entered: Crew | None = None
+        self._closed = False
+        self._over = anyio.Event()
+
+    @property
+    def queued(self) -> int:
+        """Submissions that wait for admission."""
+        return len(self._dispatcher)
+
+    @property
+    def running(self) -> int:
+        """Rollouts that run; a group counts once."""
+        return len(self._attempts)
+
+    @property
+    def finished(self) -> int:
+        """Results that `wait()` could take."""
+        return len(self._results)
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    @property
+    def _crew(self) -> Crew:
+        if self._entered is None:
+            raise RuntimeError("enter the executor first: async with RolloutExecutor(...) as executor")
+        return self._entered
+
+    async def _serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the tasks that run workflows, until the executor is shut.
+
+        Cancellation: every ticket is returned.
+        """
+        unwatch = self._lifecycle.gate.watch(self._changed)
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._entered = Crew(tasks, self._attempts.run)
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            unwatch()
+            self._shut()
+            self._attempts.give_up()
+            for results in self._boxes:
+                results.close()
+            self._over.set()
+
+    def _shut(self) -> None:
+        """Start nothing more, and let everything end. Synchronous."""
+        if self._closed:
+            return
+        self._closed = True
+        self._dispatcher.close()
+        for results in self._boxes:
+            results.refuse(ExecutorClosed("the executor was closed"))
+        if self._entered is not None:
+            self._entered.cancel()
+
+    def _job(
+        self,
+        workflow: Workflow,
+        data: Any,
+        results: Results,
+        *,
+        accept: Accept | None = None,
+        group_size: int | None = None,
+        retries: int | None = None,
+    ) -> Job:
+        if not callable(workflow):
+            raise TypeError(f"a workflow is a function of (episode, data), got {workflow!r}")
+        group_size = self._group_size if group_size is None else group_size
+        if group_size != self._group_size:
+            self._lifecycle.gate.refuse_what_never_fits(group_size)
+        return Job(
+            id=next(self._ids),
+            workflow=workflow,
+            threaded=not is_async(workflow),
+            data=data,
+            accept=self._accept if accept is None else accept,
+            group_size=group_size,
+            retries=self._retries if retries is None else whole("retries", retries, 0),
+            results=results,
+            context=copy_context(),
+        )
+
+    def _submit(self, job: Job) -> None:
+        self._refuse_closed()
+        if isinstance(error := hopeless(self._lifecycle.state), LifecycleClosed):
+            raise error
+        self._jobs[job.id] = job
+        self._dispatcher.add(job)
+
+    def _start(self, job: Job, ticket: Ticket) -> None:
+        """Run an admitted job. Called where room appears, be it in the midst of a publication."""
+        if job.stream is not None:
+            job.stream.admitted()
+        for member in self._attempts.begin(job, ticket):
+            self._crew.hand_over(member)
+
+    def _ended(self, attempt: Attempt, status: RolloutStatus) -> None:
+        """Repeat a job whose attempt has ended, or file its result."""
+        job = attempt.job
+        if status is RolloutStatus.FAILED and job.retries and not (self._closed or job.results.closed):
+            job.retries -= 1
+            if job.stream is not None:
+                job.stream.queued_again()
+            self._dispatcher.add_first(job)
+            return
+        del self._jobs[job.id]
+        result = attempt.result(status)
+        if job.stream is not None:
+            job.stream.ended(result)
+        else:
+            self._file(job.results, result)
+        if self._budget.on_stale is OnStale.WAIT:
+            self._refresh()
+
+    def _file(self, results: Results, result: Rollout) -> None:
+        if results is not self._results or result.status in {RolloutStatus.ACCEPTED, RolloutStatus.FAILED}:
+            results.put(result)
+            return
+        self._told[result.id] = result
+        if len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+
+    def _delivered(self, results: list[Rollout]) -> list[Rollout]:
+        """Consume accepted results: training takes them now."""
+        accepted = [result for result in results if result.accepted]
+        staleness = self._lifecycle.consume(result.ticket for result in accepted if result.ticket is not None)
+        for result, versions in zip(accepted, staleness, strict=True):
+            result.staleness = versions
+        return results
+
+    def _drop(self, results: Results, stale: list[Rollout]) -> None:
+        """Discard accepted results that are too old, or that nobody will take; their capacity is free at once."""
+        staleness = self._lifecycle.discard(result.ticket for result in stale if result.ticket is not None)
+        for result, versions in zip(stale, staleness, strict=True):
+            result.status, result.staleness = RolloutStatus.STALE, versions
+            if not results.closed and results.keeps_all:
+                results.put(result)
+            elif results is self._results:
+                self._file(results, result)
+
+    async def _taken(self, results: Results, count: int, timeout: float | None) -> list[Rollout]:
+        self._refuse_closed()
+        self._refuse_in_vain(results, count)
+        try:
+            with anyio.fail_after(timeout):
+                return await results.take(count)
+        except TimeoutError:
+            raise TimeoutError(f"{count} results were not there within {timeout:g} s: {self._standing()}") from None
+
+    async def _evaluate(self, job: Job, limiter: anyio.CapacityLimiter) -> None:
+        """Run one evaluation.
+
+        Cancellation: its ticket is returned.
+        """
+        try:
+            ticket = await self._lifecycle.gate.acquire(evaluation=True)
+            self._jobs[job.id] = job
+            for member in self._attempts.begin(job, ticket):
+                conclude = await self._attempts.run(member)
+                conclude()
+        finally:
+            limiter.release_on_behalf_of(job)
+
+    def _stream(self, dataset: Any, recipe: Recipe) -> Stream:
+        """Return the stream of `dataset`, begun before or now. It holds the dataset, so that no other has its id."""
+        if (stream := self._streams.get(id(dataset))) is None:
+            results = Results(self._budget, self._drop)
+            self._boxes.add(results)
+            stream = self._streams[id(dataset)] = Stream(dataset, results, self._draw, recipe, self._most_failures)
+            self._crew.also(stream.feed)
+        stream.recipe = recipe
+        return stream
+
+    def _draw(self, stream: Stream, item: Any) -> None:
+        workflow, accept, group_size = stream.recipe
+        job = self._job(workflow, item, stream.results, accept=accept, group_size=group_size)
+        job.stream = stream
+        self._submit(job)
+
+    @contextmanager
+    def _own_results(self) -> Iterator[Results]:
+        """Give a place for results that one caller alone waits for; what is not taken by the end is dropped."""
+        own = Results(self._budget, self._drop, keeps_all=True)
+        self._boxes.add(own)
+        try:
+            yield own
+        finally:
+            self._withdraw(own)
+
+    def _withdraw(self, results: Results) -> None:
+        results.close()
+        self._boxes.discard(results)
+        for job in self._dispatcher.withdraw(results):
+            del self._jobs[job.id]
+
+    def _changed(self) -> None:
+        """Look at everything anew: a state, a version or the capacity has changed."""
+        if (error := hopeless(self._lifecycle.state)) is not None:
+            for results in list(self._boxes):
+                results.refuse(error)
+        else:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        for results in list(self._boxes):
+            results.refresh()
+        for stream in list(self._streams.values()):
+            stream.look()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ExecutorClosed("the executor is closed")
+        _ = self._crew
+
+    def _refuse_in_vain(self, results: Results, count: int) -> None:
+        if len(results) < count and (error := hopeless(self._lifecycle.state)) is not None:
+            raise error
+
+    def _standing(self) -> str:
+        """Say how things stand, for errors."""
+        lifecycle, budget = self._lifecycle, self._budget
+        return (
+            f"{len(self._results)} finished, {self.running} running and {self.queued} queued; "
+            f"{lifecycle.state.name}, staleness capacity {budget.capacity()} at version {budget.version}"
+        )

@@ -1,7 +1,7 @@
 """What an executor is made of, and what goes on inside while its callers wait."""
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -72,6 +72,8 @@ class Works:
         self._streams: dict[int, Stream] = {}
         self._boxes: set[Results] = {self._results}
         self._ids = itertools.count(1)
+        self.outcomes: Counter[RolloutStatus] = Counter()
+        """What became of rollouts so far. Accepted ones that were dropped for their age count twice."""
         self._entered: Crew | None = None
         self._closed = False
         self._over = anyio.Event()
@@ -180,6 +182,7 @@ class Works:
             self._dispatcher.add_first(job)
             return
         del self._jobs[job.id]
+        self.outcomes[status] += 1
         result = attempt.result(status)
         if job.stream is not None:
             job.stream.ended(result)
@@ -209,6 +212,7 @@ class Works:
         staleness = self._lifecycle.discard(result.ticket for result in stale if result.ticket is not None)
         for result, versions in zip(stale, staleness, strict=True):
             result.status, result.staleness = RolloutStatus.STALE, versions
+            self.outcomes[RolloutStatus.STALE] += not results.closed
             if not results.closed and results.keeps_all:
                 results.put(result)
             elif results is self._results:

@@ -24,6 +24,8 @@ from lifecycle import (
     FleetPolicy,
     Lifecycle,
     PublishReport,
+    RolloutExecutor,
+    RolloutStatus,
     StalenessBudget,
     Standing,
     State,
@@ -36,7 +38,7 @@ from lifecycle.trace import Verdict, verify_file
 from . import fleet
 from .display import Display, Progress
 from .options import Options
-from .rollouts import Rollouts
+from .rollouts import answer, groups_of, prompts
 from .trainer import Trainer, new_model
 
 _FOREIGN_ATTACH_SECONDS = 10.0
@@ -177,16 +179,12 @@ async def _train(options: Options, record: Record, lifecycle: Lifecycle, model: 
     if lifecycle.version is None:
         with anyio.CancelScope(shield=whole):
             await _publish_first(lifecycle, source)
-    rollouts = Rollouts(
-        lifecycle, group_size=options.group_size, in_progress=2 * options.groups_a_step, seed=options.seed
-    )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(rollouts.run)
+    async with RolloutExecutor(lifecycle, group_size=options.group_size) as executor:
+        dataset = prompts(options.seed)
         for step in range(1, options.steps + 1):
-            groups = await rollouts.batch(options.groups_a_step, options.max_staleness)
-            staleness = lifecycle.consume(sample.ticket for group in groups for sample in group.samples)
+            rollouts = await executor.batch(dataset, answer, size=options.groups_a_step)
             # In a thread, so that engines are fed and rollouts accepted while the trainer computes.
-            reward = await anyio.to_thread.run_sync(trainer.step, groups)
+            reward = await anyio.to_thread.run_sync(trainer.step, groups_of(rollouts))
             with anyio.CancelScope(shield=whole):
                 report = await publish(lifecycle, source, step)
             record.rewards.append(reward)
@@ -197,11 +195,10 @@ async def _train(options: Options, record: Record, lifecycle: Lifecycle, model: 
                     steps=options.steps,
                     reward=reward,
                     pause_seconds=report.pause_seconds,
-                    staleness=max(staleness),
-                    dropped=rollouts.dropped,
+                    staleness=max(rollout.staleness or 0 for rollout in rollouts),
+                    dropped=executor.outcomes[RolloutStatus.STALE],
                 )
             )
-        tasks.cancel_scope.cancel()
 
 
 async def _publish_first(lifecycle: Lifecycle, source: ModuleSource) -> None:

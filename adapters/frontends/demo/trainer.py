@@ -6,7 +6,6 @@ import torch
 from attrs import frozen
 
 from adapters.engines.embedded import CausalLM, LlamaConfig
-from lifecycle import Ticket
 
 from . import task
 
@@ -26,7 +25,6 @@ class Sample:
     """Behaviour log-probabilities, one a token of `output`."""
     versions: tuple[int | None, ...]
     reward: float
-    ticket: Ticket
 
 
 @frozen(kw_only=True)
@@ -34,11 +32,6 @@ class Group:
     """All samples of one prompt: GRPO compares them with each other."""
 
     samples: tuple[Sample, ...]
-
-    @property
-    def version(self) -> int:
-        """The oldest version at admission: what its staleness counts from."""
-        return min(sample.ticket.version or 0 for sample in self.samples)
 
 
 def new_model(seed: int) -> CausalLM:

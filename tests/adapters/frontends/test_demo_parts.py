@@ -2,20 +2,18 @@
 
 import io
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from itertools import islice
 
-import anyio
 import pytest
 import torch
 from rich.console import Console
 
 from adapters.frontends.demo import task
 from adapters.frontends.demo.display import Display, Progress
-from adapters.frontends.demo.rollouts import Rollouts
+from adapters.frontends.demo.rollouts import answer, groups_of, prompts
 from adapters.frontends.demo.run import Record, summary
 from adapters.frontends.demo.trainer import Group, Sample, Trainer, _advantages, _padded, new_model
-from lifecycle import Lifecycle, StalenessBudget, Ticket, events
+from lifecycle import Lifecycle, RolloutExecutor, StalenessBudget
 from lifecycle.testing import ScriptedEngine
 from lifecycle.trace import Verdict
 
@@ -60,7 +58,6 @@ def _sample(output: tuple[int, ...], reward: float, *, version: int = 0, logprob
         logprobs=(logprob,) * len(output),
         versions=(version,) * len(output),
         reward=reward,
-        ticket=Ticket(1, version),
     )
 
 
@@ -111,67 +108,30 @@ def test_training_makes_what_is_rewarded_likelier() -> None:
     assert all(now < then for now, then in zip(after[1:], before[1:], strict=True))
 
 
-def test_a_group_is_as_old_as_its_oldest_sample() -> None:
-    """The staleness of a group counts from the oldest version at admission."""
-    assert Group(samples=(_sample((1,), 0.0, version=3), _sample((1,), 0.0, version=2))).version == 2
-
-
 # ------------------------------------------------------------------------------------------------------------- rollouts
 
 
-@asynccontextmanager
-async def _rolling(*, max_staleness: int = 1) -> AsyncIterator[tuple[Lifecycle, Rollouts, list[events.Event]]]:
-    """Run rollouts on a scripted engine that answers at once."""
-    recorded: list[events.Event] = []
-    budget = StalenessBudget(batch_size=2 * GROUP, max_staleness=max_staleness)
-    async with Lifecycle([ScriptedEngine("E1")], budget=budget) as lifecycle:
-        lifecycle.subscribe(recorded.append)
-        rollouts = Rollouts(lifecycle, group_size=GROUP, in_progress=4, seed=0)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rollouts.run)
-            await anyio.wait_all_tasks_blocked()
-            yield lifecycle, rollouts, recorded
-            tasks.cancel_scope.cancel()
-        assert lifecycle.running == 0
+def test_prompts_are_the_same_for_the_same_seed() -> None:
+    """Two runs of one seed train on the same prompts, in the same order."""
+    assert list(islice(prompts(3), 20)) == list(islice(prompts(3), 20))
+    assert len(set(islice(prompts(3), 20))) == 20
 
 
 @pytest.mark.anyio
 async def test_a_batch_is_whole_groups() -> None:
     """Each group holds the samples of one prompt, judged, with a log-probability and a version for every token."""
-    async with _rolling() as (_, rollouts, _):
-        groups = await rollouts.batch(2, max_staleness=1)
+    budget = StalenessBudget(batch_size=2 * GROUP, max_staleness=1)
+    async with (
+        Lifecycle([ScriptedEngine("E1")], budget=budget) as lifecycle,
+        RolloutExecutor(lifecycle, group_size=GROUP) as executor,
+    ):
+        groups = groups_of(await executor.batch(prompts(0), answer))
     assert [len(group.samples) for group in groups] == [GROUP, GROUP]
     for group in groups:
         assert len({sample.prompt for sample in group.samples}) == 1
-        assert {group.version} == {sample.ticket.version for sample in group.samples}
         for sample in group.samples:
             assert len(sample.logprobs) == len(sample.versions) == len(sample.output)
             assert sample.reward == task.reward(sample.prompt, sample.output)
-            assert sample.ticket.accepted
-
-
-@pytest.mark.anyio
-async def test_rollouts_keep_to_the_budget() -> None:
-    """They start as the gate lets them: at the bound they wait, and go on when training has taken a batch."""
-    async with _rolling(max_staleness=1) as (lifecycle, rollouts, recorded):
-        admitted = [event for event in recorded if isinstance(event, events.RolloutAdmitted)]
-        assert len(admitted) == 4 * GROUP  # two batches of two groups: this version's and the next's
-        groups = await rollouts.batch(2, max_staleness=1)
-        lifecycle.discard(sample.ticket for group in groups for sample in group.samples)
-        await anyio.wait_all_tasks_blocked()
-        admitted = [event for event in recorded if isinstance(event, events.RolloutAdmitted)]
-        assert len(admitted) == 6 * GROUP
-
-
-@pytest.mark.anyio
-async def test_what_is_too_old_is_dropped_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups beyond the bound are not trained on; their capacity is free at once, and newer ones take their place."""
-    async with _rolling() as (lifecycle, rollouts, recorded):
-        monkeypatch.setattr(lifecycle._cohort, "version", 2)
-        groups = await rollouts.batch(2, max_staleness=1)
-        assert {group.version for group in groups} == {2}
-        assert rollouts.dropped == 4
-        assert len([event for event in recorded if isinstance(event, events.RolloutDiscarded)]) == 4 * GROUP
 
 
 # -------------------------------------------------------------------------------------------------- display and summary

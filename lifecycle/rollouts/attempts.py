@@ -128,10 +128,13 @@ class Attempts:
         ticket, job = attempt.ticket, attempt.job
         if ticket.settled:  # by the workflow itself: its word counts
             status = RolloutStatus.ACCEPTED if ticket.accepted else RolloutStatus.REJECTED
-        elif status is RolloutStatus.ACCEPTED and not job.results.closed:
-            ticket.accept(len(attempt.values))
-        else:
+        elif status is not RolloutStatus.ACCEPTED:
             ticket.reject()
+        elif job.results.closed:  # nobody will take it
+            ticket.reject()
+            status = RolloutStatus.REJECTED
+        else:
+            ticket.accept(len(attempt.values))
         self._ended(attempt, status)
 
 

@@ -7,7 +7,7 @@ from . import errors, events
 from .cohort import FleetPolicy
 from .controller import Lifecycle
 from .deadlines import Deadlines
-from .generation import Generation, GenerationRequest, Segment
+from .generation import Generation, GenerationRequest, Segment, Tokens
 from .ledger import PauseLedger
 from .machine import LifecycleMachine
 from .rollouts import Episode, Rollout, RolloutExecutor, RolloutStatus
@@ -41,6 +41,7 @@ __all__ = [
     "Standing",
     "State",
     "Ticket",
+    "Tokens",
     "Transition",
     "Trigger",
     "errors",

@@ -1,7 +1,7 @@
 """`Lifecycle`: the driver that users hold."""
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -11,7 +11,7 @@ from .assembly import Assembly, a_count, a_version
 from .cohort import Intent
 from .errors import OperationFailed, TicketSettled
 from .gate import Admission
-from .generation import Generation, GenerationRequest
+from .generation import Generation, GenerationRequest, Tokens
 from .history import Remembered
 from .ports import EnginePort, TransferPort, WeightSource
 from .procedures import Operation
@@ -189,24 +189,34 @@ class Lifecycle(Assembly):
         """
         return Admission(self._context.gate, self._turn.refuse_elsewhere, evaluation=evaluation, group_size=group_size)
 
-    async def generate(self, request: GenerationRequest, *, ticket: Ticket | None = None) -> Generation:
+    async def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        ticket: Ticket | None = None,
+        on_tokens: Callable[[Tokens], None] | None = None,
+    ) -> Generation:
         """Generate until a real stop, over however many pauses; every token carries the version that made it.
 
         With a ticket it works in RUNNING and SUSPENDED, and waits while generation is held. Without one it counts as an
-        evaluation. Raises `GenerationRefused` for a request that no engine will take, `GenerationInterrupted` when
-        attempt after attempt brings no token, `TicketSettled`, `LifecycleFaulted` or `LifecycleClosed`.
+        evaluation. `on_tokens`: called with every token of the generation, each once and in order, as early as it is
+        known: with `request.stream` as the engine makes them. It must be quick; what it raises ends the generation.
+
+        Raises `GenerationRefused` for a request that no engine will take, `GenerationInterrupted` when attempt after
+        attempt brings no token, `TicketSettled`, `LifecycleFaulted` or `LifecycleClosed`; `ValueError` for `on_tokens`
+        with `partial_rollout=False`, whose tokens may be discarded.
 
         Cancellation: the engine is told by the closed connection; the ticket stays with the caller.
         """
         self._turn.refuse_elsewhere()
         if ticket is None:
             async with self.admit(evaluation=True) as own:
-                generation = await self._context.segments.generate(request, own.id)
+                generation = await self._context.segments.generate(request, own.id, on_tokens)
                 own.accept()
                 return generation
         if ticket.settled:
             raise TicketSettled(f"ticket {ticket.id} was settled; a rollout generates before that")
-        generation = await self._context.segments.generate(request, ticket.id)
+        generation = await self._context.segments.generate(request, ticket.id, on_tokens)
         ticket.saw(generation.versions)
         return generation
 

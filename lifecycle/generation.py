@@ -1,7 +1,10 @@
 """Generation requests and what comes back."""
 
 import copy
+import json
 import operator
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -21,7 +24,7 @@ def _tuple(values: Any) -> tuple[Any, ...]:
 
 def _ints(values: Any) -> tuple[int, ...]:
     """Return plain ints, also of a tensor or an array: what goes on the wire is JSON."""
-    return tuple(operator.index(value) for value in _tuple(values))
+    return tuple(map(operator.index, _tuple(values)))
 
 
 def _own(values: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +56,8 @@ class GenerationRequest:
     partial_rollout: bool = True
     """After an interruption go on from the tokens made so far. `False`: discard them, and begin again."""
     retry_budget: int = field(default=8, validator=attrs.validators.ge(1))
-    """Attempts in a row without a token, and without a pause that explains it, after which it is given up."""
+    """Attempts in a row without a token that is kept, and without a pause that explains it, after which it is given
+    up."""
     images: tuple[str, ...] = field(default=(), converter=_tuple)
     extra: dict[str, Any] = field(factory=dict, converter=_own)
     """Passed through to the server's sampling parameters."""
@@ -94,6 +98,8 @@ class Segment:
     exact: bool = True
     """`False`: a publication happened within the request and the engine does not report which token it fell on; then
     `versions` holds the oldest version that can have made each token."""
+    lost: int = 0
+    """Tokens at its end that the engine's answer left out, though its stream had shown them. They are kept here."""
 
 
 @frozen(kw_only=True)
@@ -107,10 +113,12 @@ class Generation:
     segments: tuple[Segment, ...]
     finish_reason: str
     """`stop` or `length`; `abort` only after `Lifecycle.abort_generation()`."""
+    discarded: int = 0
+    """Tokens that interruptions cost: with `partial_rollout=False` each begins again without those made so far."""
 
     @property
     def interruptions(self) -> int:
-        """How often it was aborted and taken up again."""
+        """How often it was interrupted and went on from the tokens made so far."""
         return max(0, len(self.segments) - 1)
 
 
@@ -118,10 +126,14 @@ class GenerationInProgress:
     """The pure half of a generation: what was generated so far, and what to ask for next."""
 
     def __init__(self, request: GenerationRequest) -> None:
-        self._request = request
+        # A copy where there is something to share: the caller may change its `extra` while we are at it.
+        self._request = attrs.evolve(request) if request.extra else request
         self._segments: list[Segment] = []
         self._tokens: list[int] = []
         self._asked = 0
+        self._discarded = 0
+        self.fruitless = 0
+        """Segments in a row that brought no token to keep, and that nothing explains."""
         budget = request.max_new_tokens
         if request.max_tokens is not None:
             budget = min(budget, request.max_tokens - len(request.input_ids))
@@ -133,7 +145,15 @@ class GenerationInProgress:
         return self._budget - len(self._tokens)
 
     def next_request(self) -> GenerationRequest:
-        """Return the request that goes on after the tokens so far: prompt + tokens, with the remaining budget."""
+        """Return the request that goes on after the tokens so far: prompt + tokens, with the remaining budget.
+
+        Where partial rollouts are not wanted it begins again, and the tokens so far are discarded. Not before: an abort
+        by the user may still come, and returns them.
+        """
+        if not self._request.partial_rollout:
+            self._discarded += len(self._tokens)
+            self._tokens.clear()
+            self._segments.clear()
         request_id = self._request.request_id
         if request_id is not None and self._asked:
             # A server may still hold the one before under its id, and would refuse a second.
@@ -146,13 +166,18 @@ class GenerationInProgress:
             request_id=request_id,
         )
 
-    def add(self, segment: Segment) -> bool:
-        """Take in a segment, but never more than the budget. Returns whether the generation has come to its end."""
+    def add(self, segment: Segment, *, explained: bool = False) -> bool:
+        """Take in a segment, but never more than the budget. Returns whether the generation has come to its end.
+
+        `explained`: by a pause, so that an abort tells nothing about the engine.
+        """
         if len(segment.output_ids) > self.remaining:
             segment = _cut(segment, self.remaining)
         if segment.output_ids or segment.finish_reason != "abort":
             self._segments.append(segment)
         self._tokens.extend(segment.output_ids)
+        fruitful = bool(segment.output_ids) and self._request.partial_rollout
+        self.fruitless = 0 if fruitful or explained else self.fruitless + 1
         return segment.finish_reason != "abort" or self.remaining <= 0
 
     def result(self, finish_reason: str | None = None) -> Generation:
@@ -164,6 +189,7 @@ class GenerationInProgress:
             versions=tuple(version for s in self._segments for version in s.versions),
             segments=tuple(self._segments),
             finish_reason="length" if reason == "abort" and self.remaining <= 0 else reason,
+            discarded=self._discarded,
         )
 
 
@@ -176,8 +202,67 @@ def _cut(segment: Segment, count: int) -> Segment:
         versions=segment.versions[:count],
         spans=None if segment.spans is None else tuple(_clip(s, count) for s in segment.spans if s.start < count),
         finish_reason="length",
+        lost=max(0, segment.lost - (len(segment.output_ids) - count)),
     )
 
 
 def _clip(span: VersionSpan, count: int) -> VersionSpan:
     return attrs.evolve(span, end=min(span.end, count))
+
+
+_MARK = r"""(?:[\s,;|'"\[\]()]|\\[nrt"'])"""
+_NUMBERS = re.compile(
+    rf"""[\[(]?-?\b\d+(?:{_MARK}+-?\d+){{2,}}(?:,?[\])])?|\[{_MARK}*\d+(?:{_MARK}+\d+)?{_MARK}*\]"""
+    r"""|\(\s*\d+\s*,\s*(?:\d+[\s,]*)?\)"""
+)
+"""Three integers and more in a row, however they are separated; one or two where they are written as a list."""
+_FIELDS = re.compile(
+    r"""\b(\w*(?:prompt|text|input|content)\w*\\?["']?\s*[:=]\s*\[?\s*)"""
+    r"""(?:\\?"(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$))""",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A field of a quoted request, such as `"text": "..."`."""
+_QUOTES = re.compile(
+    r"""(?<!\w)(?<!"message":)(?<!"message": )(?<!"detail":)(?<!"detail": )(["'])"""
+    r"""(?:\\.|(?!\1)[^\\]){33,}(?:\1(?!\w)|$)""",
+    re.DOTALL,
+)
+"""A long quotation; the message of a JSON error is none."""
+_BLOBS = re.compile(r"[A-Za-z0-9+/=_-]{65,}")
+"""Something encoded, such as an image."""
+_LONGEST = 2000
+_TELLING = 4
+"""Shorter strings give nothing away, and to cut them out would tear other words apart."""
+
+
+def without_prompt(text: str, request: GenerationRequest) -> str:
+    """Return what a server or a port said about `request`, at most 500 characters, without what the request holds.
+
+    Servers echo the request, or a part of it, in their refusals: token ids in any notation, its text, its stop strings,
+    its images. Quotations of more than 32 characters go too, since the prompt's text is not known here.
+    """
+    text = text[:_LONGEST]
+    for secret in sorted(_strings((request.stop, request.images, request.extra)), key=len, reverse=True):
+        for written in {said := secret[:_LONGEST], json.dumps(said)[1:-1], repr(said)[1:-1]}:
+            text = text.replace(written, "[...]")
+            # Whoever cut the text to size may have cut through it.
+            longest = next(
+                (n for n in range(min(len(written), len(text)), _TELLING, -1) if text.endswith(written[:n])), 0
+            )
+            text = f"{text[:-longest]}[...]" if longest else text
+    for pattern, instead in ((_FIELDS, r"\1[...]"), (_NUMBERS, "[...]"), (_QUOTES, "[...]"), (_BLOBS, "[...]")):
+        text = pattern.sub(instead, text)
+    return text[:500]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a value of JSON's kinds that are long enough to tell something."""
+    if isinstance(value, str):
+        if len(value) >= _TELLING:
+            yield value
+    elif isinstance(value, dict):
+        for key in value:
+            yield from _strings(value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)

@@ -1,31 +1,26 @@
 """Generation requests on their way: held during a pause, routed to serving engines, counted until they come back."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import anyio
-from attrs import define, evolve, field
 
 from . import events as e
 from .cohort import Cohort
 from .deadlines import Deadlines
-from .errors import EngineUnavailable, GenerationInterrupted
-from .fleet import version_of
+from .errors import EngineUnavailable, GenerationInterrupted, GenerationRefused, LifecycleError
+from .flight import Flight
 from .gate import hopeless
-from .generation import Generation, GenerationInProgress, GenerationRequest, Segment, VersionSpan
+from .generation import Generation, GenerationInProgress, GenerationRequest, Segment, Tokens, without_prompt
 from .ports import EnginePort
 from .recorder import Recorder
+from .routing import Router
 from .states import State
 
-FRUITLESS_LIMIT = 8
-"""Attempts in a row without a token after which a generation is given up."""
-
-_SESSIONS_REMEMBERED = 100_000
 _FIRST_BACKOFF = 0.05
 _LONGEST_BACKOFF = 2.0
-_SUSPECT_SECONDS = 10.0
-"""For how long an engine that did not answer is asked only where no other is left."""
-_NOTHING = Segment(output_ids=(), logprobs=(), finish_reason="abort")
+_IN_VAIN = {True: "brought no token", False: "brought no token that could be kept"}
+"""What is said of attempts, by whether partial rollouts are wanted."""
 
 
 class Signal:
@@ -50,14 +45,6 @@ class Signal:
             self._event = None
 
 
-@define(eq=False)
-class _Flight:
-    """One request in flight."""
-
-    engine: str
-    scope: anyio.CancelScope = field(factory=anyio.CancelScope)
-
-
 class Segments:
     """Sends generation requests: whole generations, one segment at a time."""
 
@@ -74,11 +61,8 @@ class Segments:
         self._recorder = recorder
         self._deadlines = deadlines
         self._state = state
-        self._flights: set[_Flight] = set()
-        self._load = dict.fromkeys(ports, 0)
-        self._suspect: dict[str, float] = {}
-        """Engines that did not answer, and until when others are asked before them."""
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._flights: set[Flight] = set()
+        self._router = Router(ports)
         self.changed = Signal()
         """Given when generation is released, an engine changes its standing, or the state changes."""
         self._landed = Signal()
@@ -90,38 +74,47 @@ class Segments:
         """Requests whose reply is awaited."""
         return len(self._flights)
 
-    async def generate(self, request: GenerationRequest, ticket: int) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, ticket: int, on_tokens: Callable[[Tokens], None] | None = None
+    ) -> Generation:
         """Generate until a real stop, over however many interruptions.
 
-        An abort keeps the tokens made so far; generation goes on with them once it is released. Raises
-        `GenerationInterrupted` after `FRUITLESS_LIMIT` attempts in a row without a token that no pause explains, and
-        `LifecycleFaulted`, `LifecycleClosed` or `GenerationRefused`.
+        What an interruption leaves is kept: the tokens of an abort, and those that had arrived of a stream. Generation
+        goes on from them once it is released; with `partial_rollout=False` it begins again instead.
+
+        `on_tokens`: called with every token of the generation, each once and in order, as early as it is known. It must
+        be quick; what it raises ends the generation.
+
+        Raises `GenerationInterrupted` after `retry_budget` attempts in a row without a token that is kept and that no
+        pause explains, or when an engine takes back what `on_tokens` was given; `ValueError` for `on_tokens` together
+        with `partial_rollout=False`; and `LifecycleFaulted`, `LifecycleClosed` or `GenerationRefused`.
 
         Cancellation: nothing is left in flight.
         """
-        progress = GenerationInProgress(request)
-        aborts, fruitless = self.aborts, 0
+        if on_tokens is not None and not request.partial_rollout:
+            raise ValueError("on_tokens needs partial_rollout: tokens that were passed on cannot be discarded")
+        progress, aborts = GenerationInProgress(request), self.aborts
         while progress.remaining > 0:
-            epoch = self._cohort.epoch
-            cause: Exception | None = None
             engine = await self._an_engine(request.session, aborts)
             if engine is None:
                 return progress.result("abort")
-            try:
-                segment = await self._send(engine, progress.next_request(), ticket)
-            except EngineUnavailable as error:
-                segment, cause = _NOTHING, error
-            if progress.add(segment):
+            epoch = self._cohort.epoch
+            flight, segment = await self._send(engine, progress.next_request(), ticket, on_tokens)
+            if progress.add(segment, explained=flight.fault is None and self._paused(engine, epoch)):
                 break
             if self.aborts != aborts:
                 return progress.result("abort")
-            explained = self._cohort.generation_held or self._cohort.epoch != epoch
-            fruitless = 0 if segment.output_ids or (explained and cause is None) else fruitless + 1
-            if fruitless >= FRUITLESS_LIMIT:
-                raise GenerationInterrupted(f"{fruitless} attempts in a row brought no token") from cause
-            if fruitless:
-                await self._back_off(fruitless)
+            if progress.fruitless >= request.retry_budget:
+                in_vain = _IN_VAIN[request.partial_rollout]
+                raise GenerationInterrupted(f"{progress.fruitless} attempts in a row {in_vain}") from flight.fault
+            if progress.fruitless:
+                await self._back_off(progress.fruitless)
         return progress.result()
+
+    def _paused(self, engine: str, epoch: int) -> bool:
+        """Whether a pause since `epoch`, of all or of this engine alone, explains that a request was aborted."""
+        cohort = self._cohort
+        return cohort.generation_held or cohort.epoch != epoch or cohort.ledger.owed(engine) is not None
 
     async def _back_off(self, attempts: int) -> None:
         """Wait longer after each attempt, or until something changes."""
@@ -133,40 +126,67 @@ class Segments:
         self.aborts += 1
         self.changed.give()
 
-    async def _send(self, engine: str, request: GenerationRequest, ticket: int) -> Segment:
-        """Ask an engine, and return what it generated, with a version for each token.
+    async def _send(
+        self, engine: str, request: GenerationRequest, ticket: int, on_tokens: Callable[[Tokens], None] | None
+    ) -> tuple[Flight, Segment]:
+        """Ask an engine. Returns what is kept of its answer, with a version for each token.
 
-        Raises `EngineUnavailable` or `GenerationRefused`.
+        Raises `GenerationRefused`, `GenerationInterrupted`, or what `on_tokens` raises.
 
         Cancellation: the engine is told by the closed connection; nothing is left in flight.
         """
-        version = self._cohort.version
-        flight = _Flight(engine)
-        self._flights.add(flight)
-        self._load[engine] += 1
-        self._recorder.emit(e.GenerationSent, ticket=ticket, engine=engine)
+        flight = Flight(engine, request, self._cohort.version, on_tokens)
         segment: Segment | None = None
+        self._flights.add(flight)
+        self._router.sent(engine)
+        self._recorder.emit(e.GenerationSent, ticket=ticket, engine=engine)
         try:
-            with flight.scope:
-                segment = await self._ports[engine].generate(request, timeout=self._deadlines.generate)
-            if segment is None:  # interrupted: the engine was paused but never completed the request
-                segment = _NOTHING
-            self._suspect.pop(engine, None)
-        except EngineUnavailable:
-            self._suspect[engine] = anyio.current_time() + _SUSPECT_SECONDS
-            raise
+            segment = await self._land(flight)
         finally:
+            flight.over = True
             self._flights.discard(flight)
-            self._load[engine] -= 1
+            self._router.landed(engine)
             self._recorder.emit(
                 e.SegmentReceived,
                 ticket=ticket,
                 engine=engine,
                 tokens=0 if segment is None else len(segment.output_ids),
-                finish_reason="error" if segment is None else segment.finish_reason,
+                finish_reason="error" if segment is None or flight.fault is not None else segment.finish_reason,
             )
             self._landed.give()
-        return self._labelled(segment, engine, version)
+        if flight.retracted:
+            raise GenerationInterrupted(f"{engine} took back tokens that had been passed on") from flight.fault
+        flight.tell_rest(segment)
+        return flight, segment
+
+    async def _land(self, flight: Flight) -> Segment:
+        """Wait for the answer, and return what is kept of it; of the stream where none comes."""
+        answer: Segment | None = None
+        try:
+            with flight.scope:
+                answer = await self._ask(flight)
+        except EngineUnavailable as error:
+            flight.fault = error
+        except GenerationRefused:
+            if flight.failure is None:
+                raise
+        if flight.failure is not None:
+            raise flight.failure
+        segment = flight.settle(answer, self._cohort.run, self._cohort.version)
+        if flight.fault is not None:
+            self._router.suspect(flight.engine)
+        elif answer is not None:
+            self._router.trust(flight.engine)
+        return segment
+
+    async def _ask(self, flight: Flight) -> Segment:
+        port, request, timeout = self._ports[flight.engine], flight.request, self._deadlines.generate
+        try:
+            if request.stream and port.capabilities.streams:
+                return await port.generate(request, timeout=timeout, arrived=flight.arrive)
+            return await port.generate(request, timeout=timeout)
+        except (EngineUnavailable, GenerationRefused, GenerationInterrupted) as error:
+            raise _cleaned(error, request) from None
 
     async def landed(self) -> None:
         """Wait until no request is in flight.
@@ -177,7 +197,10 @@ class Segments:
             await self._landed.wait()
 
     def interrupt(self, engine: str | None = None) -> None:
-        """Stop waiting for the replies of `engine` (of all where not given): they count as aborted, without tokens."""
+        """Stop waiting for the replies of `engine` (of all where not given): they count as aborted.
+
+        Of a stream, the tokens that have arrived are kept.
+        """
         for flight in self._flights:
             if engine in {None, flight.engine}:
                 flight.scope.cancel()
@@ -193,37 +216,22 @@ class Segments:
                 raise error
             serving = [f.name for f in self._cohort.fleet.serving if self._cohort.ledger.owed(f.name) is None]
             if serving and not self._cohort.generation_held:
-                return self._route(serving, session)
+                return self._router.choose(serving, session)
             await self.changed.wait()
         return None
 
-    def _route(self, serving: list[str], session: str | None) -> str:
-        now = anyio.current_time()
-        suspect = {name for name, until in self._suspect.items() if now < until}
-        if session is not None and (engine := self._sessions.get(session, "")) in set(serving) - suspect:
-            self._sessions.move_to_end(session)
-            return engine
-        engine = min(serving, key=lambda name: (name in suspect, self._load[name]))
-        if session is not None:
-            self._sessions[session] = engine
-            if len(self._sessions) > _SESSIONS_REMEMBERED:
-                self._sessions.popitem(last=False)
-        return engine
 
-    def _labelled(self, segment: Segment, engine: str, pinned: int | None) -> Segment:
-        """Give every token its version: what the engine reports, or what was published when the request was sent."""
-        count = len(segment.output_ids)
-        if segment.spans is not None:
-            versions = _expand(segment.spans, count, self._cohort.run, pinned)
-            return evolve(segment, engine=engine, versions=versions)
-        exact = pinned == self._cohort.version
-        return evolve(segment, engine=engine, versions=(pinned,) * count, exact=exact)
+def _cleaned(error: LifecycleError, request: GenerationRequest) -> LifecycleError:
+    """Return the error without the prompt, which servers echo; and without its causes, which quote the server."""
 
+    def clean(said: Any) -> Any:
+        if isinstance(said, list | tuple):
+            return type(said)(map(clean, said))
+        return without_prompt(said, request) if isinstance(said, str) else said
 
-def _expand(spans: tuple[VersionSpan, ...], count: int, run: str, pinned: int | None) -> tuple[int | None, ...]:
-    """Return a version for each token; `None` where the engine says that the weights were none of this run's."""
-    versions: list[int | None] = [pinned] * count
-    for span in spans:
-        end = min(span.end, count)
-        versions[span.start : end] = [version_of(run, span.label)] * max(0, end - span.start)
-    return tuple(versions)
+    for name, said in vars(error).items():
+        if name != "engine":
+            setattr(error, name, clean(said))
+    error.args = clean(error.args)
+    error.__cause__ = error.__context__ = None
+    return error

@@ -5,77 +5,19 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import anyio
-from attrs import define, field, frozen
 
 from lifecycle import events as e
 from lifecycle.errors import EngineUnavailable
 from lifecycle.fleet import EngineFacts
-from lifecycle.generation import GenerationRequest, Segment, Tokens, VersionSpan
+from lifecycle.generation import GenerationRequest, Segment, Tokens
 from lifecycle.states import Outcome, PauseMode
 from lifecycle.values import Acknowledgement, Capabilities, EngineReport
 
+from .generating import STEPS, Generating
+from .steps import Answer, Crash, Delay, LandLate, LoseReply, Refuse, Silence, Step
 
-@frozen
-class Step:
-    """What the engine does with one request, instead of just acting on it."""
-
-
-@frozen
-class Delay(Step):
-    """Act after `seconds`."""
-
-    seconds: float
-
-
-@frozen
-class Refuse(Step):
-    """Do nothing and say so, like a 4xx."""
-
-    detail: str = "refused by the script"
-
-
-@frozen
-class LoseReply(Step):
-    """Act, or not, and let the reply be lost: the caller cannot tell which."""
-
-    applied: bool = True
-
-
-@frozen
-class LandLate(Step):
-    """Let the reply be lost now, and act when `ScriptedEngine.land()` is called."""
-
-
-@frozen
-class Silence(Step):
-    """Never answer."""
-
-
-@frozen
-class Crash(Step):
-    """Die on receiving the request. Every later call finds nobody there, until `restart()`."""
-
-
-@frozen
-class Answer(Step):
-    """Do nothing and answer this."""
-
-    acknowledgement: Acknowledgement
-
-
-@define(eq=False)
-class _Generating:
-    """One generation request inside the engine."""
-
-    request: GenerationRequest
-    tokens: list[int] = field(factory=list)
-    labels: list[str] = field(factory=list)
-    reason: str | None = None
-    changed: anyio.Event = field(factory=anyio.Event)
-
-    def finish(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self.changed.set()
+_STEPS = (Answer, Crash, Delay, LandLate, LoseReply, Refuse, Silence)
+"""What a request to `perform` can meet."""
 
 
 class ScriptedEngine:
@@ -84,7 +26,7 @@ class ScriptedEngine:
     `violations` holds what a correct lifecycle never makes it do, in sentences: a test ends with it empty.
 
     Generations end at once, or, with `manual=True`, when `produce()` has made enough tokens. While paused a generation
-    waits, as it does in the real servers.
+    waits, as it does in the real servers. Where its capabilities say `streams`, tokens are sent as they are made.
     """
 
     def __init__(
@@ -111,9 +53,9 @@ class ScriptedEngine:
         self.requests: list[e.Request] = []
         """Every request received, in order."""
         self.violations: list[str] = []
-        self._script: dict[type[e.Request], deque[Step]] = defaultdict(deque)
+        self._script: dict[type[e.Request | GenerationRequest], deque[Step]] = defaultdict(deque)
         self._late: list[Callable[[], object]] = []
-        self._generating: set[_Generating] = set()
+        self._generating: set[Generating] = set()
         self._resumed = anyio.Event()
         self._received: set[int] = set()
         self._complete = False
@@ -121,8 +63,15 @@ class ScriptedEngine:
 
     # ------------------------------------------------------------------------------------------------- for the test
 
-    def on(self, request: type[e.Request], *steps: Step) -> Self:
-        """Let the next requests of this kind meet `steps`, one each, before the engine behaves again."""
+    def on(self, request: type[e.Request | GenerationRequest], *steps: Step) -> Self:
+        """Let the next requests of this kind meet `steps`, one each, before the engine behaves again.
+
+        `GenerationRequest` is a kind, too. Raises `ValueError` for a step that requests of the kind cannot meet.
+        """
+        for step in steps:
+            if isinstance(step, STEPS if request is GenerationRequest else _STEPS):
+                continue
+            raise ValueError(f"{step} is nothing that a {request.__name__} can meet")
         self._script[request].extend(steps)
         return self
 
@@ -176,8 +125,7 @@ class ScriptedEngine:
         if not self.alive:
             return _unreachable()
         self.requests.append(request)
-        script = self._script[type(request)]
-        step = script.popleft() if script else None
+        step = self._step(type(request))
         sent()
         if isinstance(step, Silence):
             await anyio.sleep_forever()
@@ -215,8 +163,11 @@ class ScriptedEngine:
         """
         if not self.alive:
             raise EngineUnavailable(self.name, "connection refused")
-        generation = _Generating(request)
+        generation = Generating(request, arrived if self.capabilities.streams else None, self._step(GenerationRequest))
+        generation.refuse(self.name)
         self._generating.add(generation)
+        if isinstance(generation.step, Crash):
+            self.crash()
         try:
             while self.paused is not None and generation.reason is None:
                 await self._until_resumed_or(generation)
@@ -225,9 +176,7 @@ class ScriptedEngine:
             await generation.changed.wait()
         finally:
             self._generating.discard(generation)
-        if generation.reason == "crash":
-            raise EngineUnavailable(self.name, "connection reset")
-        return self._segment(generation)
+        return generation.answer(self.name, reports_versions=self.capabilities.reports_versions)
 
     async def aclose(self) -> None:
         """Remember that it was closed.
@@ -237,6 +186,10 @@ class ScriptedEngine:
         self.closed = True
 
     # -------------------------------------------------------------------------------------------------------- inside
+
+    def _step(self, request: type[e.Request | GenerationRequest]) -> Step | None:
+        script = self._script[request]
+        return script.popleft() if script else None
 
     def _act(self, request: e.Request) -> Acknowledgement:
         acknowledgement = self._acts[type(request)](request) if type(request) in self._acts else None
@@ -297,7 +250,7 @@ class ScriptedEngine:
         stopped = self.paused is not None
         return Acknowledgement(outcome=Outcome.DONE, stopped=stopped, idle=stopped and not self._unfinished())
 
-    def _unfinished(self) -> Iterable[_Generating]:
+    def _unfinished(self) -> Iterable[Generating]:
         return [generation for generation in self._generating if generation.reason is None]
 
     def _abort(self) -> None:
@@ -338,17 +291,12 @@ class ScriptedEngine:
             self.whole, self.label = True, request.label
         return Acknowledgement(outcome=Outcome.DONE)
 
-    def _make(self, generation: _Generating, tokens: int) -> None:
+    def _make(self, generation: Generating, tokens: int) -> None:
         if not self.whole:
             self.violations.append("generated with weights that were partly written")
-        left = generation.request.max_new_tokens - len(generation.tokens)
-        for _ in range(min(tokens, left)):
-            generation.tokens.append(len(generation.request.input_ids) + len(generation.tokens) + 1)
-            generation.labels.append(self.label or "default")
-        if len(generation.tokens) >= generation.request.max_new_tokens:
-            generation.finish("length")
+        generation.make(tokens, self.label or "default")
 
-    async def _until_resumed_or(self, generation: _Generating) -> None:
+    async def _until_resumed_or(self, generation: Generating) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def first(event: anyio.Event) -> None:
@@ -357,24 +305,6 @@ class ScriptedEngine:
 
             tasks.start_soon(first, self._resumed)
             tasks.start_soon(first, generation.changed)
-
-    def _segment(self, generation: _Generating) -> Segment:
-        spans = None
-        if self.capabilities.reports_versions:
-            labels = generation.labels
-            starts = [i for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
-            ends = [*starts[1:], len(labels)]
-            spans = tuple(
-                VersionSpan(label=labels[start], start=start, end=end)
-                for start, end in zip(starts, ends, strict=True)
-                if labels
-            )
-        return Segment(
-            output_ids=tuple(generation.tokens),
-            logprobs=tuple(-1.0 for _ in generation.tokens),
-            finish_reason=generation.reason or "length",
-            spans=spans,
-        )
 
 
 def _unreachable() -> Acknowledgement:

@@ -60,6 +60,22 @@ def test_a_request_shares_nothing_with_what_it_was_made_of() -> None:
     assert (request.input_ids, request.stop, request.extra) == ((1, 2), ("x",), {"regex": ["a"]})
 
 
+def test_no_attempt_shares_anything_with_another() -> None:
+    """What a port does to the request it was given reaches neither the caller's nor the next attempt's."""
+    request = GenerationRequest(input_ids=(1,), max_new_tokens=9, extra={"regex": ["a"], "deep": {"er": [1]}})
+    progress = GenerationInProgress(request)
+    for _ in range(3):
+        attempt = progress.next_request()
+        assert attempt.extra == {"regex": ["a"], "deep": {"er": [1]}}
+        attempt.extra["regex"].append("b")
+        attempt.extra["deep"]["er"].clear()
+        attempt.extra["new"] = True
+        progress.add(_segment(1))
+    assert request.extra == {"regex": ["a"], "deep": {"er": [1]}}
+    request.extra["regex"].append("the caller's")
+    assert progress.next_request().extra["regex"] == ["a"]
+
+
 def test_a_generation_goes_on_within_budget_and_context() -> None:
     """Prompt 3, budget 10, context 8, hops of 2, 0 and 3 tokens: (prompt, budget) is (3, 5), (5, 3), (5, 3)."""
     progress = GenerationInProgress(_request(3, 10, max_tokens=8))
@@ -103,6 +119,14 @@ def test_a_real_stop_ends_a_generation(reason: str) -> None:
     assert (over, generation.finish_reason, generation.output_ids) == (True, reason, (100, 101))
 
 
+@pytest.mark.parametrize("reason", ["stop", "length", "abort"])
+def test_a_stop_on_the_last_token_stays_a_stop(reason: str) -> None:
+    """That the budget is used up as well changes a reason only where there was none."""
+    progress = GenerationInProgress(_request(3, 4))
+    assert progress.add(_segment(4, reason)) is True
+    assert progress.result().finish_reason == ("stop" if reason == "stop" else "length")
+
+
 def test_an_abort_exactly_at_the_budget_is_length() -> None:
     """Nothing was left to generate, so the abort cut nothing off."""
     progress = GenerationInProgress(_request(3, 4))
@@ -123,6 +147,47 @@ def test_a_prompt_that_fills_the_context_generates_nothing() -> None:
     """There is no token left to ask for, and that is a length, not an error."""
     progress = GenerationInProgress(_request(8, 10, max_tokens=8))
     assert (progress.remaining, progress.result().finish_reason, progress.result().output_ids) == (0, "length", ())
+
+
+@pytest.mark.parametrize(("new", "lost", "kept"), [(5, 3, 3), (3, 3, 1), (2, 3, 0)])
+def test_what_was_lost_counts_only_tokens_that_are_kept(new: int, lost: int, kept: int) -> None:
+    """Of 5 tokens of which the answer left out 3, those within the budget."""
+    progress = GenerationInProgress(_request(3, new))
+    progress.add(_segment(5, lost=lost))
+    assert [segment.lost for segment in progress.result().segments] == [kept]
+
+
+def test_without_partial_rollouts_tokens_are_discarded_when_it_begins_again() -> None:
+    """Not before: until then they are what an abort by the user returns. Every attempt has the whole budget."""
+    progress = GenerationInProgress(_request(2, 6, partial_rollout=False, request_id="r"))
+    asked = []
+    for tokens in (2, 0, 3):
+        request = progress.next_request()
+        asked.append((len(request.input_ids), request.max_new_tokens, request.request_id))
+        assert progress.add(_segment(tokens)) is False
+        assert len(progress.result("abort").output_ids) == tokens
+    assert asked == [(2, 6, "r"), (2, 6, "r-1"), (2, 6, "r-2")]
+    assert (progress.result().discarded, len(progress.result().segments)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("partial", "tokens", "explained", "fruitless"),
+    [
+        (True, 0, False, 3),
+        (True, 0, True, 0),
+        (True, 1, False, 0),
+        (False, 0, False, 3),
+        (False, 1, False, 3),
+        (False, 1, True, 0),
+    ],
+)
+def test_attempts_in_vain_are_counted(partial: bool, tokens: int, explained: bool, fruitless: int) -> None:
+    """Tokens that are kept, and a pause that explains an abort, begin the count anew; discarded tokens do not."""
+    progress = GenerationInProgress(_request(partial_rollout=partial))
+    for attempt in ({"tokens": 0}, {"tokens": 0}, {"tokens": tokens, "explained": explained}):
+        progress.next_request()
+        progress.add(_segment(int(attempt["tokens"])), explained=bool(attempt.get("explained")))
+    assert progress.fruitless == fruitless
 
 
 def test_tokens_beyond_what_was_asked_for_are_dropped() -> None:

@@ -9,7 +9,7 @@ from typing import Self
 from . import events as e
 from .assembly import Assembly, a_count, a_version
 from .cohort import Intent
-from .errors import OperationFailed, TicketSettled
+from .errors import OperationFailed
 from .gate import Admission
 from .generation import Generation, GenerationRequest, Tokens
 from .history import Remembered
@@ -211,12 +211,10 @@ class Lifecycle(Assembly):
         self._turn.refuse_elsewhere()
         if ticket is None:
             async with self.admit(evaluation=True) as own:
-                generation = await self._context.segments.generate(request, own.id, on_tokens)
+                generation = await self._context.segments.generate(request, own, on_tokens)
                 own.accept()
                 return generation
-        if ticket.settled:
-            raise TicketSettled(f"ticket {ticket.id} was settled; a rollout generates before that")
-        generation = await self._context.segments.generate(request, ticket.id, on_tokens)
+        generation = await self._context.segments.generate(request, ticket, on_tokens)
         ticket.saw(generation.versions)
         return generation
 

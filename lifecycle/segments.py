@@ -8,7 +8,7 @@ import anyio
 from . import events as e
 from .cohort import Cohort
 from .deadlines import Deadlines
-from .errors import EngineUnavailable, GenerationInterrupted, GenerationRefused, LifecycleError
+from .errors import EngineUnavailable, GenerationInterrupted, GenerationRefused, LifecycleError, TicketSettled
 from .flight import Flight
 from .gate import hopeless
 from .generation import Generation, GenerationInProgress, GenerationRequest, Segment, Tokens, without_prompt
@@ -16,6 +16,7 @@ from .ports import EnginePort
 from .recorder import Recorder
 from .routing import Router
 from .states import State
+from .ticket import Ticket
 
 _FIRST_BACKOFF = 0.05
 _LONGEST_BACKOFF = 2.0
@@ -75,7 +76,7 @@ class Segments:
         return len(self._flights)
 
     async def generate(
-        self, request: GenerationRequest, ticket: int, on_tokens: Callable[[Tokens], None] | None = None
+        self, request: GenerationRequest, ticket: Ticket, on_tokens: Callable[[Tokens], None] | None = None
     ) -> Generation:
         """Generate until a real stop, over however many interruptions.
 
@@ -87,7 +88,8 @@ class Segments:
 
         Raises `GenerationInterrupted` after `retry_budget` attempts in a row without a token that is kept and that no
         pause explains, or when an engine takes back what `on_tokens` was given; `ValueError` for `on_tokens` together
-        with `partial_rollout=False`; and `LifecycleFaulted`, `LifecycleClosed` or `GenerationRefused`.
+        with `partial_rollout=False`; `TicketSettled` where nothing may be sent under `ticket` any more; and
+        `LifecycleFaulted`, `LifecycleClosed` or `GenerationRefused`.
 
         Cancellation: nothing is left in flight.
         """
@@ -98,8 +100,10 @@ class Segments:
             engine = await self._an_engine(request.session, aborts)
             if engine is None:
                 return progress.result("abort")
+            if ticket.settled:
+                raise TicketSettled(f"ticket {ticket.id} was settled; a rollout generates before that")
             epoch = self._cohort.epoch
-            flight, segment = await self._send(engine, progress.next_request(), ticket, on_tokens)
+            flight, segment = await self._send(engine, progress.next_request(), ticket.id, on_tokens)
             if progress.add(segment, explained=flight.fault is None and self._paused(engine, epoch)):
                 break
             if self.aborts != aborts:

@@ -46,6 +46,21 @@ async def test_a_ticket_holder_generates_while_submission_is_suspended() -> None
         check(stage)
 
 
+async def test_nothing_is_sent_under_a_ticket_that_was_settled_meanwhile() -> None:
+    """A generation that is held learns when it goes on that its rollout is over: another member settled the group."""
+    stage = rig(1)
+    async with stage.lifecycle as lifecycle, lifecycle.admit() as ticket, anyio.create_task_group() as tasks:
+        await bring_to(lifecycle, State.PAUSED)
+        later = start(tasks, lambda: lifecycle.generate(prompt(), ticket=ticket))
+        await anyio.wait_all_tasks_blocked()
+        ticket.reject()
+        await lifecycle.continue_generation()
+        await anyio.wait_all_tasks_blocked()
+        assert isinstance(later.error, errors.TicketSettled)
+        assert stage.of(events.GenerationSent) == []
+        check(stage)
+
+
 async def test_without_a_ticket_a_generation_counts_as_an_evaluation() -> None:
     """It needs no capacity, and runs in SUSPENDED too."""
     stage = rig(1, budget=StalenessBudget(batch_size=1, max_staleness=0))

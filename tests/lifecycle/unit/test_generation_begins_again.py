@@ -13,7 +13,7 @@ from lifecycle.testing import BreakOff, ScriptedEngine
 from .crowd import a_few_turns, until
 from .test_generation_streams import answer, streaming
 from .test_segment_failures import Answering, hurried
-from .workbench import Workbench, workbench
+from .workbench import Workbench, a_ticket, workbench
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,7 @@ async def _aborted(bench: Workbench, tasks: anyio.abc.TaskGroup, request: Genera
     engine = bench.engines["left"]
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(request, 1))
+        results.append(await bench.segments.generate(request, a_ticket()))
 
     tasks.start_soon(ask)
     await until(lambda: engine.in_flight == 1)
@@ -147,7 +147,7 @@ async def test_what_one_request_goes_through_is_kept_as_one() -> None:
     results: list[Generation] = []
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(whole(4), 1))
+        results.append(await bench.segments.generate(whole(4), a_ticket()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)

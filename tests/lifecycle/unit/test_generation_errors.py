@@ -15,7 +15,7 @@ from lifecycle.generation import without_prompt
 from tests.strategies import QUICK
 
 from .test_segment_failures import Answering, hurried
-from .workbench import workbench
+from .workbench import a_ticket, workbench
 
 PROMPT = (90210, 31337, 40404, 7)
 TEXT = "My diary: nobody must know that I planted the roses."
@@ -146,7 +146,7 @@ async def test_a_refusal_that_echoes_the_prompt_is_cleaned(echo: Callable[[tuple
     """It keeps its type and what is said beside; neither its text nor its causes nor its notes have the prompt."""
     bench = workbench(Answering("left", _failing(GenerationRefused(f"too long: {echo(PROMPT)}"))))
     with pytest.raises(GenerationRefused, match="too long") as refused:
-        await bench.segments.generate(_request(), 1)
+        await bench.segments.generate(_request(), a_ticket())
     assert type(refused.value) is GenerationRefused
     assert (refused.value.__cause__, refused.value.__context__) == (None, None)
     assert _tells("".join(traceback.format_exception(refused.value))) == []

@@ -13,7 +13,7 @@ from lifecycle.testing import BreakOff, Contradict, LoseTokens, RepeatChunk, Scr
 
 from .crowd import until
 from .test_generation_streams import STREAMING, Saying, answer, asked, chunk, streaming
-from .workbench import Workbench, workbench
+from .workbench import Workbench, a_ticket, workbench
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ class Listening:
         tasks.start_soon(self._ask)
 
     async def _ask(self) -> None:
-        self.result = await self.bench.segments.generate(self.request, 1, self.hear)
+        self.result = await self.bench.segments.generate(self.request, a_ticket(), self.hear)
 
     def hear(self, tokens: Tokens) -> None:
         """Note what is passed on."""
@@ -82,7 +82,7 @@ async def test_tokens_that_only_the_answer_has_are_passed_on_with_it() -> None:
     """An engine may answer more than it streamed."""
     heard: list[tuple[int, ...]] = []
     engine = Saying([chunk(3)], answer(3, 4, 5))
-    await workbench(engine).segments.generate(asked(3), 1, lambda tokens: heard.append(tokens.ids))
+    await workbench(engine).segments.generate(asked(3), a_ticket(), lambda tokens: heard.append(tokens.ids))
     assert heard == [(3,), (4, 5)]
 
 
@@ -92,7 +92,7 @@ async def test_what_was_passed_on_is_never_passed_on_again(step: Step) -> None:
     bench = streaming("left", "right", manual=False)
     bench.engines["left"].on(GenerationRequest, step)
     heard: list[int] = []
-    generation = await bench.segments.generate(asked(), 1, lambda tokens: heard.extend(tokens.ids))
+    generation = await bench.segments.generate(asked(), a_ticket(), lambda tokens: heard.extend(tokens.ids))
     assert tuple(heard) == generation.output_ids == (3, 4, 5, 6, 7, 8)
 
 
@@ -102,7 +102,7 @@ async def test_tokens_that_an_engine_takes_back_end_a_generation_that_passed_the
     bench = streaming("left", "right", manual=False)
     bench.engines["left"].on(GenerationRequest, step)
     with pytest.raises(GenerationInterrupted, match="left took back tokens that had been passed on") as interrupted:
-        await bench.segments.generate(asked(), 1, lambda _: None)
+        await bench.segments.generate(asked(), a_ticket(), lambda _: None)
     assert isinstance(interrupted.value.__cause__, EngineUnavailable)
     assert (bench.segments.in_flight, bench.engines["right"].in_flight) == (0, 0)
 
@@ -122,7 +122,7 @@ async def test_what_it_raises_ends_the_generation(capabilities: Capabilities, er
 
     async def ask() -> None:
         try:
-            await bench.segments.generate(asked(), 1, fail)
+            await bench.segments.generate(asked(), a_ticket(), fail)
         except Exception as caught:  # noqa: BLE001 - whatever it is, it is looked at
             raised.append(caught)
 
@@ -153,12 +153,12 @@ async def test_what_it_raises_comes_before_what_the_engine_says() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await workbench(Refusing([], None)).segments.generate(asked(), 1, fail)
+        await workbench(Refusing([], None)).segments.generate(asked(), a_ticket(), fail)
 
 
 async def test_tokens_that_are_passed_on_cannot_be_discarded_later() -> None:
     """A request that begins again after an interruption has no tokens to pass on before its end: it is refused."""
     bench = workbench(ScriptedEngine("left"))
     with pytest.raises(ValueError, match="on_tokens needs partial_rollout"):
-        await bench.segments.generate(asked(partial_rollout=False), 1, lambda _: None)
+        await bench.segments.generate(asked(partial_rollout=False), a_ticket(), lambda _: None)
     assert bench.segments.in_flight == 0

@@ -25,7 +25,7 @@ from lifecycle.testing import (
 
 from .crowd import until
 from .test_segment_failures import hurried
-from .workbench import Workbench, workbench
+from .workbench import Workbench, a_ticket, workbench
 
 pytestmark = pytest.mark.anyio
 
@@ -106,7 +106,7 @@ async def test_tokens_are_streamed_only_where_both_sides_want_it(
             return await super().generate(request, **options)
 
     bench = workbench(Noting("left", capabilities=capabilities))
-    generation = await bench.segments.generate(asked(stream=stream), 1)
+    generation = await bench.segments.generate(asked(stream=stream), a_ticket())
     assert (generation.output_ids, [set(options) - {"timeout"} for options in given]) == (
         (3, 4, 5, 6, 7, 8),
         [{"arrived"} if streamed else set()],
@@ -159,7 +159,7 @@ async def test_what_arrived_before_a_pause_gave_the_request_up_is_kept() -> None
     results: list[Generation] = []
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(asked(), 1))
+        results.append(await bench.segments.generate(asked(), a_ticket()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -184,7 +184,7 @@ async def test_a_stream_over_a_publication_whose_answer_is_lost_is_not_exact(cap
     results: list[Generation] = []
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(asked(), 1))
+        results.append(await bench.segments.generate(asked(), a_ticket()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -209,7 +209,7 @@ async def test_tokens_that_an_answer_leaves_out_are_kept_and_told(kept: int) -> 
     results: list[Generation] = []
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(asked(), 1))
+        results.append(await bench.segments.generate(asked(), a_ticket()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -266,7 +266,7 @@ async def test_what_arrives_late_changes_nothing() -> None:
     """A port that still calls when its request is over, because a thread of its own does, has no say any more."""
     engine = Saying([chunk(3), chunk(4)], answer(3, 4, reason="abort"))
     told: list[int] = []
-    generation = await workbench(engine).segments.generate(asked(3), 1, lambda tokens: told.extend(tokens.ids))
+    generation = await workbench(engine).segments.generate(asked(3), a_ticket(), lambda tokens: told.extend(tokens.ids))
     assert engine.arrived is not None
     engine.arrived(chunk(99))
     assert (generation.output_ids, told) == ((3, 4, 5), [3, 4, 5])
@@ -276,7 +276,7 @@ async def test_a_stream_never_makes_a_generation_longer_than_was_asked_for() -> 
     """Neither what is told nor what is kept goes beyond the budget, also where the answer is lost."""
     engine = Saying([chunk(3, 4), chunk(5, 6, 7)], answer(3, 4, 5, 6, 7))
     told: list[int] = []
-    generation = await workbench(engine).segments.generate(asked(3), 1, lambda tokens: told.extend(tokens.ids))
+    generation = await workbench(engine).segments.generate(asked(3), a_ticket(), lambda tokens: told.extend(tokens.ids))
     assert (generation.output_ids, generation.finish_reason, told) == ((3, 4, 5), "length", [3, 4, 5])
     assert len(generation.logprobs) == len(generation.versions) == 3
 
@@ -304,7 +304,7 @@ async def test_tokens_have_the_versions_that_the_engine_reports_and_else_the_pin
     def publish(_: Tokens) -> None:
         bench.cohort.version = 8
 
-    generation = await bench.segments.generate(asked(4), 1, publish)
+    generation = await bench.segments.generate(asked(4), a_ticket(), publish)
     assert (generation.versions, generation.segments[0].exact) == (versions, exact)
     assert not any(version is None and version == 8 for version in generation.versions)
 

@@ -14,7 +14,7 @@ from lifecycle.generation import Tokens
 from lifecycle.testing import ScriptedEngine
 
 from .crowd import a_few_turns, until
-from .workbench import Workbench, workbench
+from .workbench import Workbench, a_ticket, workbench
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +66,7 @@ async def hurried(bench: Workbench, request: GenerationRequest) -> Generation:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hurry)
             try:
-                outcome.append(await bench.segments.generate(request, 1))
+                outcome.append(await bench.segments.generate(request, a_ticket()))
             except LifecycleError as error:
                 outcome.append(error)
             tasks.cancel_scope.cancel()
@@ -103,10 +103,10 @@ async def test_an_engine_that_answers_again_is_asked_like_any_other() -> None:
     await hurried(bench, _request())
     bench.cohort.fleet.update("right", standing=Standing.SERVING)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.segments.generate, _request(), 1)
+        tasks.start_soon(bench.segments.generate, _request(), a_ticket())
         await until(lambda: right.in_flight == 1)
         with anyio.fail_after(5):
-            assert (await bench.segments.generate(_request(), 1)).segments[0].engine == "left"
+            assert (await bench.segments.generate(_request(), a_ticket())).segments[0].engine == "left"
         right.produce(4)
 
 
@@ -115,8 +115,8 @@ async def test_a_refused_request_is_the_callers_and_not_held_against_the_engine(
     refusing = Answering("left", GenerationRefused("the prompt is too long"))
     bench = workbench(refusing, ScriptedEngine("right"))
     with pytest.raises(GenerationRefused, match="the prompt is too long"):
-        await bench.segments.generate(_request(), 1)
-    asked = {(await bench.segments.generate(_request(), 1)).segments[0].engine for _ in range(2)}
+        await bench.segments.generate(_request(), a_ticket())
+    asked = {(await bench.segments.generate(_request(), a_ticket())).segments[0].engine for _ in range(2)}
     assert (asked, bench.segments.in_flight) == ({"left", "right"}, 0)
 
 
@@ -148,7 +148,7 @@ async def test_aborts_that_a_pause_explains_are_not_counted() -> None:
     results: list[Generation] = []
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(_request(new=1), 1))
+        results.append(await bench.segments.generate(_request(new=1), a_ticket()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -197,7 +197,7 @@ async def test_only_the_requests_of_the_engine_are_interrupted() -> None:
     bench = workbench(*(ScriptedEngine(name, manual=True) for name in ("left", "right")))
     async with anyio.create_task_group() as tasks:
         for _ in range(2):
-            tasks.start_soon(bench.segments.generate, _request(), 1)
+            tasks.start_soon(bench.segments.generate, _request(), a_ticket())
             await a_few_turns()
         bench.cohort.generation_held = True
         bench.segments.interrupt("left")
@@ -213,7 +213,7 @@ async def test_an_abort_by_the_user_ends_a_generation_with_what_it_has(held: boo
     results: list[Generation] = []
 
     async def ask() -> None:
-        results.append(await bench.segments.generate(_request(), 1))
+        results.append(await bench.segments.generate(_request(), a_ticket()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)

@@ -14,7 +14,7 @@ from lifecycle.ports import Capabilities
 from lifecycle.testing import ScriptedEngine
 
 from .crowd import a_few_turns, until
-from .workbench import Workbench, serving_cohort, workbench
+from .workbench import Workbench, a_ticket, serving_cohort, workbench
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ class Asking:
         await a_few_turns()
 
     async def _ask(self, request: GenerationRequest) -> None:
-        self.results.append(await self.bench.segments.generate(request, 1))
+        self.results.append(await self.bench.segments.generate(request, a_ticket()))
 
 
 def _load(bench: Workbench) -> list[int]:
@@ -142,7 +142,7 @@ async def test_a_held_request_is_told_when_it_waits_in_vain(state: State, error:
 
         async def ask() -> None:
             with pytest.raises(error):
-                await bench.segments.generate(_request(), 1)
+                await bench.segments.generate(_request(), a_ticket())
 
         tasks.start_soon(ask)
         await a_few_turns()
@@ -239,4 +239,4 @@ async def test_a_cancelled_caller_leaves_nothing_in_flight() -> None:
 async def test_the_versions_of_a_fleet_without_any_are_none() -> None:
     """Before the first publication tokens have no version to carry."""
     bench = workbench(ScriptedEngine("left"), cohort=serving_cohort("left", version=None))
-    assert (await bench.segments.generate(_request(new=2), 1)).versions == (None, None)
+    assert (await bench.segments.generate(_request(new=2), a_ticket())).versions == (None, None)

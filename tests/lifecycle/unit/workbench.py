@@ -18,6 +18,7 @@ from lifecycle.segments import Segments
 from lifecycle.staleness import StalenessBudget, Unlimited
 from lifecycle.states import Outcome, PauseMode, Standing, State
 from lifecycle.testing import ScriptedEngine
+from lifecycle.ticket import Ticket
 
 E = TypeVar("E", bound=e.Event)
 
@@ -47,6 +48,11 @@ def publication_of(cohort: Cohort, target: int = 1, **fields: Any) -> Publicatio
         target=target, label=label_of(cohort.run, target), channel=BROADCAST, members=tuple(cohort.fleet), **fields
     )
     return publication
+
+
+def a_ticket() -> Ticket:
+    """Return a ticket that nobody counts."""
+    return Ticket(1, 0)
 
 
 def everything_about(cohort: Cohort) -> tuple[object, ...]:

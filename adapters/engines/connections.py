@@ -6,7 +6,6 @@ connection, taking and giving back are O(1), and a failed or cancelled request t
 
 import functools
 import itertools
-import json
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +16,8 @@ import httpx
 from anyio.lowlevel import RunVar
 from attrs import define, field
 
-from .dialect import HttpReply, Missing, NoReply, Reply
+from .dialect import HttpReply, Reply
+from .replies import EventStream, late, no_reply, read_whole, streams
 
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection, however much time a request has."""
@@ -105,11 +105,18 @@ class Connections:
         return len(self._wires().idle)
 
     async def exchange(
-        self, request: httpx.Request, *, timeout: float, written: Callable[[], None], fresh: bool = False
-    ) -> Reply:
+        self,
+        request: httpx.Request,
+        *,
+        timeout: float,
+        written: Callable[[], None],
+        fresh: bool = False,
+        stream: bool = False,
+    ) -> Reply | EventStream:
         """Send `request` and return its reply, or why none came within `timeout` seconds.
 
-        Calls `written` once the whole request has been written. `fresh`: on a connection of its own.
+        Calls `written` once the whole request has been written. `fresh`: on a connection of its own. `stream`: where
+        the reply is a stream of events, return that as soon as it begins; it must be closed.
 
         Cancellation: the connection is closed.
         """
@@ -118,21 +125,22 @@ class Connections:
         request.extensions = {"timeout": {"connect": connect}, "trace": progress}
         wire = self._take(fresh=fresh)
         self._wires().busy.add(wire)
-        reply: Reply | None = None
+        reply: Reply | EventStream | None = None
         try:
             # One deadline for everything, since a server that drips bytes renews httpx's own read timeout for ever.
             with anyio.move_on_after(timeout):
                 response = await wire.transport.handle_async_request(request)
-                reply = _read(response.status_code, await response.aread())
+                if stream and streams(response):
+                    reply = EventStream(response, functools.partial(self._release, wire, fresh=fresh))
+                else:
+                    reply = read_whole(response.status_code, await response.aread())
         except (httpx.TransportError, httpx.DecodingError) as error:
-            reply = _no_reply(error, progress)
+            reply = no_reply(error, sent=progress.started)
         finally:
-            self._wires().busy.discard(wire)
-            # vLLM closes the socket after an unhandled 500 without saying so: the next request on it would be lost.
-            keep = isinstance(reply, HttpReply) and reply.status < 500 and not fresh
-            doomed = self._give_back(wire) if keep else [wire]
-            await _cut(doomed)
-        return reply or NoReply(kind=Missing.TIMEOUT, sent=progress.started, detail=f"within {timeout:.3g} s")
+            if not isinstance(reply, EventStream):
+                # vLLM closes the socket after an unhandled 500 without saying so: the next request would be lost.
+                await self._release(wire, isinstance(reply, HttpReply) and reply.status < 500, fresh=fresh)
+        return reply or late(timeout, sent=progress.started)
 
     async def aclose(self) -> None:
         """Close this event loop's connections, also those in use, whose requests then end without a reply. Idempotent.
@@ -160,6 +168,11 @@ class Connections:
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS)
         return _Wire(httpx.AsyncHTTPTransport(verify=self._context, trust_env=False, limits=limits))
 
+    async def _release(self, wire: _Wire, whole: bool, *, fresh: bool) -> None:
+        """Take `wire` out of use. `whole`: its reply was read to the end, so that another may follow."""
+        self._wires().busy.discard(wire)
+        await _cut(self._give_back(wire) if whole and not fresh else [wire])
+
     def _give_back(self, wire: _Wire) -> list[_Wire]:
         """Keep `wire` and return the connections that are too old or too many."""
         kept = self._wires().idle
@@ -176,25 +189,3 @@ async def _cut(wires: list[_Wire]) -> None:
         with anyio.CancelScope(shield=True):
             for wire in wires:
                 await wire.transport.aclose()
-
-
-def _read(status: int, body: bytes) -> HttpReply:
-    text = body.decode("utf-8", errors="replace")
-    try:
-        return HttpReply(status=status, data=json.loads(text), text=text)
-    except ValueError:
-        return HttpReply(status=status, text=text, json=False)
-
-
-def _no_reply(error: httpx.TransportError | httpx.DecodingError, progress: _Progress) -> NoReply:
-    words = str(error)
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        kind = Missing.CONNECT
-    elif isinstance(error, httpx.TimeoutException):
-        kind = Missing.TIMEOUT
-    # One exception class for both: h11's own sentences tell a peer that left from one that spoke nonsense.
-    elif isinstance(error, httpx.NetworkError) or "disconnected" in words or "closed connection" in words:
-        kind = Missing.DISCONNECTED
-    else:
-        kind = Missing.MALFORMED
-    return NoReply(kind=kind, sent=progress.started, detail=words[:200])

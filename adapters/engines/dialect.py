@@ -2,6 +2,9 @@
 
 A dialect's methods are generators that yield `HttpCall`, receive an `HttpReply` or a `NoReply`, and return the result,
 so they can branch on what a server answers and need no network to be tested. `HttpEngine` drives them.
+
+A reply may be a stream: then its `HttpReply` says `events`, and the generator yields `More` for each `HttpEvent`, until
+an `HttpEnd` or a `NoReply` comes instead.
 """
 
 import re
@@ -11,9 +14,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from attrs import evolve, field, frozen
 
-from lifecycle import errors, events
+from lifecycle import events
 from lifecycle.fleet import EngineFacts
-from lifecycle.generation import GenerationRequest, Segment, VersionSpan
+from lifecycle.generation import GenerationRequest, Segment, Tokens
 from lifecycle.ports import Acknowledgement, Capabilities
 from lifecycle.states import Outcome
 
@@ -41,6 +44,8 @@ class HttpCall:
     lane: Lane = Lane.CONTROL
     limit: float | None = None
     """Seconds that this call may take of the whole request's time. `None`: all of it."""
+    stream: bool = False
+    """Its reply may be a stream of server-sent events, which is then not waited for as a whole."""
 
 
 @frozen(kw_only=True)
@@ -55,6 +60,8 @@ class HttpReply:
     """Whether the body is JSON."""
     doubtful: bool = False
     """An earlier attempt at the same call may have been carried out, so that a refusal is no disproof."""
+    events: bool = False
+    """The body is a stream, and nothing of it is here: each `More` brings an event of it."""
 
 
 class Missing(Enum):
@@ -76,8 +83,37 @@ class NoReply:
     detail: str = ""
 
 
+@frozen(kw_only=True)
+class HttpEvent:
+    """One event of a stream."""
+
+    data: Any = None
+    """Its data, parsed; `None` where that is not JSON."""
+    text: str = ""
+
+
+@frozen(kw_only=True)
+class HttpEnd:
+    """A stream has come to its end."""
+
+    done: bool = False
+    """Whether it said so itself, by `[DONE]`."""
+
+
+@frozen(kw_only=True)
+class More:
+    """Asks for the next event of the stream that the last call opened; without one, the answer is `HttpEnd`."""
+
+    news: Tokens | None = None
+    """Tokens to pass on before that."""
+    limit: float | None = None
+    """Seconds to wait at most. `None`: what is left of the whole request's time."""
+
+
 Reply = HttpReply | NoReply
 Steps = Generator[HttpCall, Reply, T]
+Streamed = HttpEvent | HttpEnd | NoReply
+Streaming = Generator[HttpCall | More, Reply | Streamed, T]
 
 
 class Dialect(Protocol):
@@ -99,8 +135,11 @@ class Dialect(Protocol):
         """Ask what the server is and how it stands; the acknowledgement carries an `EngineReport` when it is DONE."""
         ...
 
-    def generate(self, request: GenerationRequest, *, engine: str) -> Steps[Segment]:
-        """Generate. Raises `errors.EngineUnavailable`, naming `engine`, or `errors.GenerationRefused`."""
+    def generate(self, request: GenerationRequest, *, engine: str, stream: bool = False) -> Streaming[Segment]:
+        """Generate. Raises `errors.EngineUnavailable`, naming `engine`, or `errors.GenerationRefused`.
+
+        `stream`: let the server send tokens as it makes them, and hand them on as the news of each `More`.
+        """
         ...
 
 
@@ -153,15 +192,17 @@ def _denied(data: Any) -> bool:
 
 def message_of(reply: HttpReply) -> str:
     """Return the server's own words in one line of at most 300 characters; empty when it gave none."""
+    # Validators quote the field that they refuse.
+    return re.split(r"['\"]?input(?:_value)?['\"]?\s*[:=]", words_of(reply), maxsplit=1)[0][:300]
+
+
+def words_of(reply: HttpReply) -> str:
+    """Return the server's own words in one line, with whatever they quote."""
     words: Any = reply.data if reply.json else reply.text
     for key in ("error", "message", "detail"):
         if isinstance(words, dict) and key in words:
             words = words[key]
-    if words is None or words in ({}, []):
-        return ""
-    # Validators quote the field that they refuse, and that may be a prompt.
-    line = re.split(r"['\"]?input(?:_value)?['\"]?\s*[:=]", " ".join(str(words).split()), maxsplit=1)[0]
-    return line[:300]
+    return "" if words is None or words in ({}, []) else " ".join(str(words).split())
 
 
 def field_of(reply: Reply, key: str) -> Any:
@@ -197,6 +238,11 @@ def nothing_to_do(detail: str = "", *, untouched: bool = False) -> Steps[Acknowl
     return Acknowledgement(outcome=Outcome.DONE, detail=detail, untouched=untouched)
 
 
+def ask(call: HttpCall) -> Steps[Reply]:
+    """Make one call and return its reply."""
+    return (yield call)
+
+
 def simply(call: HttpCall, *, json: bool = True) -> Steps[Acknowledgement]:
     """Make one call and return what its reply says."""
     reply = yield call
@@ -211,49 +257,3 @@ def get(path: str, *, limit: float | None = None) -> HttpCall:
 def explained(ack: Acknowledgement, detail: str) -> Acknowledgement:
     """Return `ack` with a sentence put before its own."""
     return evolve(ack, detail=f"{detail}: {ack.detail}" if ack.detail else detail)
-
-
-# ---------------------------------------------------------------------------------------------------------- generation
-
-
-def new_tokens(request: GenerationRequest) -> int:
-    """Return how many tokens may be generated: both bounds kept. Raises `GenerationRefused` when none may."""
-    if request.max_tokens is None:
-        return request.max_new_tokens
-    room = request.max_tokens - len(request.input_ids)
-    if room < 1:
-        raise errors.GenerationRefused(
-            f"a prompt of {len(request.input_ids)} tokens leaves no room in a context of {request.max_tokens}"
-        )
-    return min(request.max_new_tokens, room)
-
-
-def generation_body(reply: Reply, *, engine: str) -> dict[str, Any]:
-    """Return the JSON object of a generation reply, or raise what its absence means."""
-    ack = classify(reply)
-    if ack.done and isinstance(reply, HttpReply) and isinstance(reply.data, dict) and "error" not in reply.data:
-        return reply.data
-    # 408 and 429 pass; every other 4xx would be answered to the same request again.
-    if 400 <= status_of(reply) < 500 and status_of(reply) not in {408, 429}:
-        raise errors.GenerationRefused(f"{engine} refused a generation request: {ack.detail}")
-    raise errors.EngineUnavailable(engine, ack.detail or "the reply is not a generation")
-
-
-def segment(
-    *, engine: str, ids: Any, logprobs: Any, finish_reason: str, spans: tuple[VersionSpan, ...] | None
-) -> Segment:
-    """Return a segment, or raise `EngineUnavailable` when tokens and log-probabilities do not belong together."""
-    ids, logprobs = tuple(ids or ()), tuple(logprobs or ())
-    if len(ids) != len(logprobs) or None in logprobs:
-        raise errors.EngineUnavailable(engine, f"{len(ids)} tokens came with {len(logprobs)} log-probabilities")
-    return Segment(output_ids=ids, logprobs=logprobs, finish_reason=finish_reason, spans=spans, engine=engine)
-
-
-def version_spans(entries: Any) -> tuple[VersionSpan, ...] | None:
-    """Return the spans in a reply's `weight_versions`; `None` where it has none or they cannot be read."""
-    if not isinstance(entries, list):
-        return None
-    try:
-        return tuple(VersionSpan(label=str(e["version"]), start=int(e["start"]), end=int(e["end"])) for e in entries)
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -16,7 +16,21 @@ from lifecycle.generation import GenerationRequest, Segment, Tokens
 from lifecycle.ports import Acknowledgement, Capabilities
 
 from .connections import Block, Connections, unused_context, verifying_context
-from .dialect import Dialect, HttpCall, Lane, Missing, NoReply, Reply, Steps
+from .dialect import (
+    Dialect,
+    HttpCall,
+    HttpEnd,
+    HttpReply,
+    Lane,
+    Missing,
+    More,
+    NoReply,
+    Reply,
+    Steps,
+    Streamed,
+    Streaming,
+)
+from .replies import EventStream
 from .sglang import SGLang
 from .vllm import VLLM
 
@@ -120,14 +134,17 @@ class HttpEngine:
     ) -> Segment:
         """Generate until a stop, the budget, or an abort, within `timeout` seconds.
 
-        Raises `errors.EngineUnavailable` when the engine did not answer, `errors.GenerationRefused` when it refused
-        the request for good.
+        `arrived`: called with tokens as they come, each once and in order, also with those that come before an error.
+        Given only to an engine that can stream.
+
+        Raises `errors.EngineUnavailable` when the engine did not answer, or not to the end; `errors.GenerationRefused`
+        when it refused the request for good.
 
         Cancellation: the connection is closed, on which servers abort the request.
         """
-        steps = self._dialect.generate(request, engine=self._name)
+        steps = self._dialect.generate(request, engine=self._name, stream=arrived is not None)
         try:
-            return await self._drive(steps, timeout=timeout, written=_nothing)
+            return await self._drive(steps, timeout=timeout, written=_nothing, arrived=arrived)
         except errors.EngineUnavailable as error:
             raise errors.EngineUnavailable(self._name, self._without_secrets(error.detail)) from None
         except errors.GenerationRefused as error:
@@ -143,21 +160,39 @@ class HttpEngine:
 
     # ------------------------------------------------------------------------------------------------------- driving
 
-    async def _drive(self, steps: Steps[T], *, timeout: float, written: Callable[[], None]) -> T:
+    async def _drive(
+        self,
+        steps: Steps[T] | Streaming[T],
+        *,
+        timeout: float,
+        written: Callable[[], None],
+        arrived: Callable[[Tokens], None] | None = None,
+    ) -> T:
         # A little is kept back to say what happened, since the caller's own deadline is the same.
         deadline = anyio.current_time() + timeout - min(0.05, timeout / 20)
+        stream: EventStream | None = None
+        said: Any = None
         try:
-            call = next(steps)
             while True:
-                call = steps.send(await self._call(call, deadline=deadline, written=written))
+                asked = steps.send(said)
+                if isinstance(asked, More):
+                    if asked.news is not None and arrived is not None:
+                        arrived(asked.news)
+                    said = await _next(stream, asked, deadline)
+                    continue
+                said = await self._call(asked, deadline=deadline, written=written)
+                if isinstance(said, EventStream):
+                    stream, said = said, HttpReply(status=said.status, events=True)
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
             steps.close()
+            if stream is not None:
+                await stream.aclose()
 
-    async def _call(self, call: HttpCall, *, deadline: float, written: Callable[[], None]) -> Reply:
-        """Make one call, repeated where that is safe, before `deadline`."""
+    async def _call(self, call: HttpCall, *, deadline: float, written: Callable[[], None]) -> Reply | EventStream:
+        """Make one call, repeated where that is safe, before `deadline`. A stream must be closed."""
         if call.limit is not None:
             deadline = min(deadline, anyio.current_time() + call.limit)
         fresh = not call.idempotent
@@ -168,7 +203,9 @@ class HttpEngine:
                 break
             request = self._request(call, close=fresh)
             lane = self._lanes[call.lane]
-            reply = await lane.exchange(request, timeout=remaining, written=written, fresh=fresh)
+            reply = await lane.exchange(request, timeout=remaining, written=written, fresh=fresh, stream=call.stream)
+            if isinstance(reply, EventStream):
+                return reply
             if isinstance(reply, NoReply):
                 # What an earlier attempt may have delivered stays delivered, whatever the later ones meet.
                 sent = sent or reply.sent
@@ -217,6 +254,14 @@ class VLLMEngine(HttpEngine):
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, VLLM(), **options)
+
+
+async def _next(stream: EventStream | None, asked: More, deadline: float) -> Streamed:
+    """Return what comes next on `stream`, before `deadline`."""
+    if stream is None:
+        return HttpEnd()
+    remaining = max(0.0, deadline - anyio.current_time())
+    return await stream.next(timeout=remaining if asked.limit is None else min(remaining, asked.limit))
 
 
 def _worth_repeating(call: HttpCall, reply: Reply) -> bool:

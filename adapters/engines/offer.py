@@ -53,6 +53,11 @@ class Offer:
         named = _at(properties, key, "enum")
         return frozenset(str(value) for value in named) if isinstance(named, list) else None
 
+    def reads(self, path: str, key: str) -> bool:
+        """Whether the body of POST `path` may hold `key`. What is not described may."""
+        properties = self._resolved(_at(self._posted(path), "requestBody", "content", "application/json", "schema"))
+        return not isinstance(properties, dict) or key in properties
+
     def _resolved(self, schema: Any) -> Any:
         """Return the properties of a body, described where it is used or by reference."""
         name = str(_at(schema, "$ref") or "").rpartition("/")[2]

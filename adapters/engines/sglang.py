@@ -17,14 +17,16 @@ from lifecycle.states import Outcome, PauseMode
 from .dialect import (
     DONE,
     HttpCall,
+    HttpReply,
     Lane,
     Mapped,
     NoReply,
     Reply,
     Steps,
+    Streaming,
+    ask,
     classify,
     field_of,
-    generation_body,
     get,
     nothing_to_do,
     refuse,
@@ -32,8 +34,10 @@ from .dialect import (
     simply,
     status_of,
 )
+from .generation import generation_body
 from .offer import DESCRIPTION, Offer, described
-from .sglang_generation import generate_body, segment_of
+from .sglang_generation import chunk_of, generate_body, segment_of
+from .streaming import follow, hand_on
 
 _MODES = {PauseMode.ABORT: "abort", PauseMode.IN_PLACE: "in_place", PauseMode.RETRACT: "retract"}
 _NEEDED = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/update_weight_version")
@@ -55,7 +59,8 @@ class SGLang(Mapped):
     """How an SGLang server is spoken to.
 
     It remembers, of one server: which pause modes it has, how it was last paused, whether it has weight-update
-    sessions, and a label that its front end missed. A probe that finds another process forgets them.
+    sessions, whether it streams, and a label that its front end missed. A probe that finds another process forgets
+    them.
     """
 
     kind = "sglang"
@@ -64,13 +69,14 @@ class SGLang(Mapped):
         self._mode: PauseMode | None = None
         self._modes = frozenset(_MODES)
         self._sessions = True
+        self._streams = True
         self._process: tuple[Any, Any] | None = None
         self._unlabelled: str | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         """Weights are at risk from the first transfer; replies say which version made which token."""
-        return Capabilities(pause_modes=self._modes, reports_versions=True)
+        return Capabilities(pause_modes=self._modes, reports_versions=True, streams=self._streams)
 
     # ------------------------------------------------------------------------------------------------------- probing
 
@@ -97,6 +103,7 @@ class SGLang(Mapped):
             self._mode = self._unlabelled = None
             self._modes = _modes_of(offer)
             self._sessions = not offer.lacking("/begin_weight_update")
+            self._streams = offer.reads("/generate", "stream")
             self._process = (version, seed)
         paused = {200: False, 503: True}.get(status_of(ready))
         if paused is False:
@@ -300,10 +307,15 @@ class SGLang(Mapped):
 
     # ----------------------------------------------------------------------------------------------------- generation
 
-    def generate(self, request: GenerationRequest, *, engine: str) -> Steps[Segment]:
+    def generate(self, request: GenerationRequest, *, engine: str, stream: bool = False) -> Streaming[Segment]:
         """Generate through `/generate`, which takes and returns token ids."""
-        reply = yield HttpCall(path="/generate", body=generate_body(request), idempotent=True, lane=Lane.GENERATION)
-        return segment_of(generation_body(reply, engine=engine), engine)
+        body = generate_body(request, stream=stream)
+        call = HttpCall(path="/generate", body=body, idempotent=True, lane=Lane.GENERATION, stream=stream)
+        reply = yield from ask(call)
+        if isinstance(reply, HttpReply) and reply.events:
+            return (yield from follow(chunk_of, engine=engine))
+        segment = segment_of(generation_body(reply, engine=engine), engine)
+        return (yield from hand_on(segment)) if stream else segment
 
     handlers: ClassVar[Mapping[type[events.Request], Any]] = {
         events.ProbeEngine: _probe,

@@ -25,10 +25,10 @@ from .dialect import (
     NoReply,
     Reply,
     Steps,
+    Streaming,
     classify,
     explained,
     field_of,
-    generation_body,
     get,
     nothing_to_do,
     refuse,
@@ -36,18 +36,21 @@ from .dialect import (
     simply,
     status_of,
 )
+from .generation import generation_body
 from .offer import DESCRIPTION, Offer, described
-from .vllm_generation import completion_body, segment_of, tokens_body
+from .streaming import follow, hand_on
+from .vllm_generation import chunk_of, completion_body, segment_of, tokens_body
+from .vllm_process import backend_of, lacking, start_of
 
 _MODES = {PauseMode.ABORT: "abort", PauseMode.WAIT: "wait", PauseMode.KEEP: "keep"}
 _TOKENS = "/inference/v1/generate"
+_COMPLETIONS = "/v1/completions"
 _NO_START = "without a matching start"
 _NO_CONTROL = (
     "this server has no control routes: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, "
     "and in a version that has /pause and /is_paused"
 )
 
-_NEEDED = ("/pause", "/resume", "/abort_requests", "/reset_prefix_cache", "/weight_info", "/update_weight_version")
 _OURS = "GlooWeightTransferEngine"
 _NO_GROUP = (
     "publish through Disk(), or install rollout-lifecycle-vllm in its environment and start it with "
@@ -62,8 +65,8 @@ def _post(path: str, body: Any = None, *, idempotent: bool = False, query: Mappi
 class VLLM(Mapped):
     """How a vLLM server is spoken to.
 
-    It remembers, of one server: which process it is, whether that offers generation by tokens, and whether requests
-    are kept in it.
+    It remembers, of one server: which process it is, whether that offers generation by tokens and streams, and whether
+    requests are kept in it.
     """
 
     kind = "vllm"
@@ -71,6 +74,7 @@ class VLLM(Mapped):
     def __init__(self) -> None:
         self._process: str | None = None
         self._tokens: bool | None = None
+        self._streams = True
         self._kept = False
 
     @property
@@ -80,6 +84,7 @@ class VLLM(Mapped):
             pause_modes=frozenset(_MODES),
             at_risk_from_begin=frozenset({"broadcast"}),
             reports_versions=self._tokens is not False,
+            streams=self._streams,
         )
 
     # ------------------------------------------------------------------------------------------------------- probing
@@ -94,7 +99,7 @@ class VLLM(Mapped):
             return refuse(_NO_CONTROL)
         if not (ack := classify(paused)).done:
             return ack
-        started = _start_of((yield get("/metrics")))
+        started = start_of((yield get("/metrics")))
         if started is None or started != self._process:
             if not (ack := (yield from self._meet(field_of(version, "version")))).done:
                 return ack
@@ -125,13 +130,15 @@ class VLLM(Mapped):
         about = yield get(DESCRIPTION)
         if not described(about):
             return classify(about)
-        if (reason := _unknown(Offer.of(about), version)) is not None:
+        offer = Offer.of(about)
+        if (reason := lacking(offer, version)) is not None:
             return refuse(reason)
         # An empty body is refused by a route that is offered, before anything is generated.
         offered = yield _post(_TOKENS, {}, idempotent=True)
         if status_of(offered) == 401:
             return explained(classify(offered), "the server refused the API key")
         self._tokens = status_of(offered) in {400, 422}
+        self._streams = offer.reads(_TOKENS if self._tokens else _COMPLETIONS, "stream")
         return DONE
 
     def _probe(self, _request: events.ProbeEngine, _engine: EngineFacts) -> Steps[Acknowledgement]:
@@ -217,7 +224,7 @@ class VLLM(Mapped):
             # Asked only now, since it takes seconds.
             query = {"config_format": "json"}
             config = yield HttpCall(method="GET", path="/server_info", query=query, idempotent=True, limit=15.0)
-            backend = _backend_of(config) or refused[1]
+            backend = backend_of(config) or refused[1]
             return refuse(f"this server's weight-transfer backend {backend!r} does not meet a Broadcast(): {_NO_GROUP}")
         return _not_done_if_refused(reply)
 
@@ -295,20 +302,25 @@ class VLLM(Mapped):
 
     # ----------------------------------------------------------------------------------------------------- generation
 
-    def generate(self, request: GenerationRequest, *, engine: str) -> Steps[Segment]:
+    def generate(self, request: GenerationRequest, *, engine: str, stream: bool = False) -> Streaming[Segment]:
         """Generate by tokens with exact version spans where the server offers it, else through `/v1/completions`."""
         if request.images:
             raise errors.GenerationRefused("vLLM's token routes are not given images by this adapter")
-        reply = yield from self._ask_for(request, Lane.GENERATION)
-        return segment_of(generation_body(reply, engine=engine), engine)
+        reply = yield from self._ask_for(request, Lane.GENERATION, stream=stream)
+        if isinstance(reply, HttpReply) and reply.events:
+            return (yield from follow(chunk_of, engine=engine, abort_is_silent=self._tokens is False))
+        segment = segment_of(generation_body(reply, engine=engine), engine)
+        return (yield from hand_on(segment)) if stream else segment
 
-    def _ask_for(self, request: GenerationRequest, lane: Lane) -> Steps[Reply]:
+    def _ask_for(self, request: GenerationRequest, lane: Lane, *, stream: bool = False) -> Steps[Reply]:
         if self._tokens is not False:
-            reply = yield HttpCall(path=_TOKENS, body=tokens_body(request), idempotent=True, lane=lane)
+            body = tokens_body(request, stream=stream)
+            reply = yield HttpCall(path=_TOKENS, body=body, idempotent=True, lane=lane, stream=stream)
             if status_of(reply) not in {403, 404, 405} or self._tokens:
                 return reply
             self._tokens = False
-        return (yield HttpCall(path="/v1/completions", body=completion_body(request), idempotent=True, lane=lane))
+        body = completion_body(request, stream=stream)
+        return (yield HttpCall(path=_COMPLETIONS, body=body, idempotent=True, lane=lane, stream=stream))
 
     handlers: ClassVar[Mapping[type[events.Request], Any]] = {
         events.ProbeEngine: _probe,
@@ -366,28 +378,3 @@ def _init_info(channel: Channel, engine: str) -> dict[str, Any]:
     if channel.bucket_bytes:
         info["packed_buffer_size_bytes"] = channel.bucket_bytes
     return info
-
-
-def _backend_of(config: Reply) -> str | None:
-    """Return the weight-transfer backend that /server_info tells; `None` where it does not."""
-    vllm_config = field_of(config, "vllm_config")
-    chosen = vllm_config.get("weight_transfer_config") if isinstance(vllm_config, dict) else None
-    backend = chosen.get("backend") if isinstance(chosen, dict) else None
-    return backend if isinstance(backend, str) else None
-
-
-def _unknown(offer: Offer, version: Any) -> str | None:
-    """Return why a server with these routes cannot be spoken to, or `None`."""
-    if missing := offer.lacking(*_NEEDED):
-        # Labels came after all the others (vllm#49040): without them nobody can tell which weights an engine holds.
-        return f"vLLM {version} has no {', '.join(missing)}; use a version that labels its weights, such as 0.32"
-    if offer.takes("/pause", "mode"):
-        return None
-    return f"vLLM {version} pauses without a mode, so that a kept pause would abort; use a version that has it"
-
-
-def _start_of(metrics: Reply) -> str | None:
-    """Return when the server's process started, as Prometheus' client reports it; `None` where it does not."""
-    text = metrics.text if isinstance(metrics, HttpReply) and metrics.status == 200 else ""
-    found = re.search(r"^process_start_time_seconds\s+(\S+)", text, re.MULTILINE)
-    return f"started {found[1]}" if found else None

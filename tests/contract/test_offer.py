@@ -30,3 +30,4 @@ async def test_a_probe_finds_the_routes_and_modes_that_are_needed(server: Server
     assert acknowledgement.report.label == "old"
     assert {mode.value for mode in engine.capabilities.pause_modes} == set(MODES[server.kind.dialect])
     assert engine.capabilities.reports_versions
+    assert engine.capabilities.streams

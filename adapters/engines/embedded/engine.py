@@ -194,11 +194,15 @@ class Engine:
         """Stop keeping track of a request whose answer has been given, or whose client is gone."""
         self.in_flight.discard(generation)
 
+    def stray(self, prompt: list[int]) -> int | None:
+        """Return a token of `prompt` that the vocabulary lacks, or `None`."""
+        return next((token for token in prompt if not 0 <= token < self.vocab_size), None)
+
     def problem_with(self, prompt: list[int]) -> str | None:
         """Say why `prompt` cannot be run, or return `None`."""
         if not prompt:
             return "The prompt holds no tokens."
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+        if self.stray(prompt) is not None:
             return f"The prompt holds token ids outside the vocabulary, which has {self.vocab_size} tokens."
         if len(prompt) >= self.max_context:
             return (

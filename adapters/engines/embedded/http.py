@@ -166,6 +166,11 @@ def event_stream(events: AsyncIterator[str]) -> StreamingResponse:
     return StreamingResponse(lines(), media_type="text/event-stream")
 
 
+async def one_event(data: Any) -> AsyncIterator[str]:
+    """Yield one event: an error behind a status of 200, as both servers say it where a stream was asked for."""
+    yield json.dumps(data)
+
+
 async def merged(generations: list[Generation]) -> AsyncIterator[tuple[int, Completion]]:
     """Yield the progress of several generations as it comes, each with its index."""
     if len(generations) == 1:

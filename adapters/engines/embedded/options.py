@@ -38,6 +38,8 @@ class EngineOptions:
         prefix_cache: Whether keys and values of a prompt are kept for the next request with the same prompt, as both
             servers do by default. An update without a flush leaves them stale.
         forward_sleep_seconds: Sleep after every forward pass; SGLang's /slow_down changes it at run time.
+        incremental_streaming_output: Whether an event of SGLang's streams holds what is new, instead of all tokens so
+            far.
         pause_poll_seconds: SGLang's pause in abort mode looks this often whether the engine is empty, so that it takes
             at least this long whenever something was in flight.
         health_timeout_seconds: How long SGLang's /health waits for a sign of life before it answers 503.
@@ -62,6 +64,7 @@ class EngineOptions:
     logprobs: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "raw", "scaled")))
     prefix_cache: bool = True
     forward_sleep_seconds: float | None = None
+    incremental_streaming_output: bool = False
     pause_poll_seconds: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     health_timeout_seconds: float = attrs.field(default=20.0, validator=attrs.validators.ge(0))
     transfer_timeout_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))

@@ -47,6 +47,10 @@ class _Job:
     logprobs: bool
 
 
+class _RefusedError(BadRequestError):
+    """A request that is well-formed and makes no sense."""
+
+
 class GenerateRoute:
     """Answer /generate.
 
@@ -60,7 +64,14 @@ class GenerateRoute:
 
     async def __call__(self, request: Request) -> Response:
         """Run the request to its end, or as a stream."""
-        job = _parse(await http.typed_json_object(request), self._engine)
+        body = await http.typed_json_object(request)
+        try:
+            job = _parse(body, self._engine)
+        except _RefusedError as error:
+            if not body.get("stream"):
+                raise
+            said = {"message": str(error), "type": "invalid_request_error", "code": 400, "retryable": False}
+            return http.event_stream(http.one_event({"error": said}))
         if job.stream:
             return http.event_stream(self._stream(request, job))
         async with http.watching(request) as watch, self._manager.generating():
@@ -104,50 +115,72 @@ class GenerateRoute:
             generations = [self._submit(prompt, stream=True) for prompt in job.prompts]
             for generation in generations:
                 watch(generation)
+            sent = [0] * len(generations)
             try:
                 async for index, completion in http.merged(generations):
-                    answer = self._answer(generations[index], completion, job)
+                    answer = self._event(generations[index], completion, job, sent[index])
+                    sent[index] = len(completion.tokens)
                     yield json.dumps({**answer, "index": index} if job.many else answer)
             except Disconnected:
                 return
             finally:
                 self._leave(generations)
 
+    def _event(self, generation: Generation, completion: Completion, job: _Job, sent: int) -> dict[str, Any]:
+        """Say what there is so far, or what is new since `sent` tokens, which is what an engine's options decide."""
+        answer = self._answer(generation, completion, job)
+        meta = answer["meta_info"]
+        if sent and "response_sent_to_client_ts" in meta:
+            del meta["response_sent_to_client_ts"]
+        if not self._engine.options.incremental_streaming_output:
+            return answer
+        if _in_queue(completion.finish):
+            # The last token once more, beside the whole text and every log-probability.
+            return {**answer, "output_ids": completion.tokens[-1:]}
+        new = completion.tokens[sent:]
+        if "output_token_logprobs" in meta:
+            meta["output_token_logprobs"] = meta["output_token_logprobs"][sent:]
+        return {**answer, "text": http.detokenize(new), "output_ids": new}
+
     def _answer(self, generation: Generation, completion: Completion, job: _Job) -> dict[str, Any]:
         sequence, finish = generation.sequence, completion.finish
-        # A request aborted in the waiting queue loses what it had made before it was retracted.
-        lost = finish is not None and finish.message == "Abort in waiting queue"
-        tokens = [] if lost and not job.stream else completion.tokens
-        versions = [attrs.asdict(span) for span in completion.spans]
+        queued = _in_queue(finish)
+        # Where no stream had brought its tokens to the front end, a request that is aborted in the queue loses them.
+        lost = queued and not job.stream
+        tokens, logprobs = ([], []) if lost else (completion.tokens, completion.logprobs)
+        spans = [attrs.evolve(span, end=0) for span in completion.spans[:1]] if lost else completion.spans
+        versions = [attrs.asdict(span) for span in spans]
         meta: dict[str, Any] = {
             "id": sequence.request_id,
             "finish_reason": _finish_reason(finish, len(completion.tokens)),
             "weight_version": versions[-1]["version"] if versions else self._manager.version,
         }
-        if not lost:
+        if not queued:
             meta |= {
                 "prompt_tokens": len(sequence.prompt),
                 "num_retractions": sequence.retractions,
                 "cached_tokens": sequence.cached_tokens,
+                "reasoning_tokens": 0,
+                "cached_tokens_details": None,
+                "dp_rank": None,
             }
-        if job.logprobs and not lost:
-            pairs = zip(completion.logprobs, completion.tokens, strict=True)
+        if job.logprobs:
             meta |= {
                 "input_token_logprobs": [],
-                "output_token_logprobs": [[logprob, token, None] for logprob, token in pairs],
-                "output_token_logprobs_length": len(completion.tokens),
+                "output_token_logprobs": [
+                    [logprob, token, None] for logprob, token in zip(logprobs, tokens, strict=True)
+                ],
+                "output_token_logprobs_length": len(tokens),
             }
-        meta |= {
-            "reasoning_tokens": 0,
-            "completion_tokens": len(tokens),
-            "weight_versions": versions,
-            "cached_tokens_details": None,
-            "dp_rank": None,
-            "e2e_latency": time.monotonic() - sequence.created,
-            "response_sent_to_client_ts": time.time(),
-        }
+        meta |= {"completion_tokens": len(tokens), "response_sent_to_client_ts": time.time()}
+        if finish is not None:
+            meta |= {"weight_versions": versions, "e2e_latency": time.monotonic() - sequence.created}
         shown = tokens[:-1] if finish is not None and finish.reason == "stop" else tokens
         return {"text": http.detokenize(shown), "output_ids": tokens, "meta_info": meta}
+
+
+def _in_queue(finish: Finish | None) -> bool:
+    return finish is not None and finish.message == "Abort in waiting queue"
 
 
 def _finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
@@ -157,7 +190,8 @@ def _finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
         return {"type": "length", "length": length}
     if finish.reason == "stop":
         return {"type": "stop", "matched": finish.matched}
-    return {"type": finish.reason, "message": finish.message, "status_code": None, "err_type": None}
+    said = {"type": finish.reason, "message": finish.message}
+    return said if _in_queue(finish) else {**said, "status_code": None, "err_type": None}
 
 
 def _parse(body: dict[str, Any], engine: Engine) -> _Job:
@@ -172,9 +206,13 @@ def _parse(body: dict[str, Any], engine: Engine) -> _Job:
         raise BadRequestError(f"{len(each)} sampling_params do not match {len(prompts)} prompts.")
     copies = [_copies(one) for one in each]
     ids = iter(_request_ids(body.get("rid"), sum(copies)))
+    try:
+        params_of = [_sampling_params(one, prompt, engine) for prompt, one in zip(prompts, each, strict=True)]
+    except BadRequestError as error:
+        raise _RefusedError(str(error)) from None
     expanded = [
-        _Prompt(request_id=next(ids), tokens=prompt, params=_sampling_params(one, prompt, engine))
-        for prompt, one, count in zip(prompts, each, copies, strict=True)
+        _Prompt(request_id=next(ids), tokens=prompt, params=one)
+        for prompt, one, count in zip(prompts, params_of, copies, strict=True)
         for _ in range(count)
     ]
     return _Job(

@@ -324,6 +324,8 @@ class _Info:
                 "context_length": self._engine.max_context,
                 "max_running_requests": self._engine.options.max_running_requests,
                 "random_seed": self._engine.seed,
+                "stream_interval": 1,
+                "incremental_streaming_output": self._engine.options.incremental_streaming_output,
                 "weight_version": self._manager.version,
                 "version": _VERSION,
                 "internal_states": [internal],

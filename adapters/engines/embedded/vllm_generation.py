@@ -48,6 +48,9 @@ class _Job:
         copies: Choices per prompt.
         choice: Builds one choice from its index, its prompt, the new part and the whole completion.
         envelope: Builds an answer around choices.
+        begin: What each event of a stream begins with.
+        silent: Whether a stream leaves out the choice that ends before its first token.
+        usage: Whether a stream ends with the number of tokens, and whether every event has it.
     """
 
     public_id: str
@@ -57,7 +60,10 @@ class _Job:
     copies: int
     stream: bool
     choice: Callable[[int, list[int], Completion, Completion], dict[str, Any]]
-    envelope: Callable[[list[dict[str, Any]], int | None], dict[str, Any]]
+    envelope: Callable[[list[dict[str, Any]], int], dict[str, Any]]
+    begin: dict[str, Any]
+    silent: bool
+    usage: tuple[bool, bool]
 
 
 class CompletionRoutes:
@@ -81,6 +87,7 @@ class CompletionRoutes:
         request_id = f"cmpl-{request.headers.get('x-request-id') or uuid.uuid4().hex}"
         logprobs = body.get("logprobs") is not None
         token_ids = field(body, "return_token_ids", bool, False)
+        begin = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": self._model}
         job = self._job(
             body,
             prompts,
@@ -91,13 +98,12 @@ class CompletionRoutes:
                 index, prompt, new, whole, logprobs=logprobs, token_ids=token_ids
             ),
             envelope=lambda choices, generated: {
-                "id": request_id,
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": self._model,
-                "choices": choices,
-                **({} if generated is None else {"usage": _usage(prompts, generated)}),
+                **begin,
+                "choices": [{**choice, "prompt_logprobs": None} for choice in choices],
+                "usage": {**_usage(sum(map(len, prompts)), generated), "prompt_tokens_details": None},
             },
+            begin=begin,
+            silent=True,
         )
         return await self._respond(request, body, job)
 
@@ -121,6 +127,8 @@ class CompletionRoutes:
                 "prompt_logprobs": None,
                 "kv_transfer_params": None,
             },
+            begin={"request_id": request_id, "output_mode": "tokens"},
+            silent=False,
         )
         return await self._respond(request, body, job)
 
@@ -133,20 +141,29 @@ class CompletionRoutes:
         public_id: str,
         internal_ids: list[str],
         choice: Callable[[int, list[int], Completion, Completion], dict[str, Any]],
-        envelope: Callable[[list[dict[str, Any]], int | None], dict[str, Any]],
+        envelope: Callable[[list[dict[str, Any]], int], dict[str, Any]],
+        begin: dict[str, Any],
+        silent: bool,
     ) -> _Job:
         wanted = field(params, "max_tokens", int, _DEFAULT_MAX_TOKENS)
+        stream = field(body, "stream", bool, False)
         for prompt in prompts:
-            self._check(prompt, wanted)
+            if not stream or self._engine.stray(prompt) is None:
+                self._check(prompt, wanted)
+        options = field(body, "stream_options", dict, {})
+        usage = field(options, "include_usage", bool, False)
         return _Job(
             public_id=public_id,
             internal_ids=internal_ids,
             prompts=prompts,
             params=_sampling_params(params, wanted),
             copies=field(params, "n", int, 1),
-            stream=field(body, "stream", bool, False),
+            stream=stream,
             choice=choice,
             envelope=envelope,
+            begin=begin,
+            silent=silent,
+            usage=(usage, usage and field(options, "continuous_usage_stats", bool, False)),
         )
 
     def _check(self, prompt: list[int], wanted: int) -> None:
@@ -164,6 +181,10 @@ class CompletionRoutes:
             message = f"The model `{body['model']}` does not exist."
             return JSONResponse(error_body(message, "NotFoundError", 404, "model"), status_code=404)
         if job.stream:
+            strays = (self._engine.stray(prompt) for prompt in job.prompts)
+            if (stray := next((token for token in strays if token is not None), None)) is not None:
+                said = error_body(f"Token id {stray} is out of vocabulary", "BadRequestError", 400)
+                return http.event_stream(http.one_event(said))
             return http.event_stream(self._stream(request, job))
         async with http.watching(request) as watch:
             generations = self._submit(job, stream=False)
@@ -201,15 +222,19 @@ class CompletionRoutes:
             for generation in generations:
                 watch(generation)
             sent = [0] * len(generations)
+            final, continuous = job.usage
             try:
                 async for index, whole in http.merged(generations):
                     _raise_if_dead(whole)
-                    new = attrs.evolve(
-                        whole, tokens=whole.tokens[sent[index] :], logprobs=whole.logprobs[sent[index] :]
-                    )
+                    if job.silent and not whole.tokens:
+                        continue
+                    prompt, before = generations[index].sequence.prompt, sent[index]
+                    new = attrs.evolve(whole, tokens=whole.tokens[before:], logprobs=whole.logprobs[before:])
                     sent[index] = len(whole.tokens)
-                    prompt = generations[index].sequence.prompt
-                    yield json.dumps(job.envelope([job.choice(index, prompt, new, whole)], None))
+                    choice = job.choice(index, [] if before else prompt, new, whole)
+                    yield json.dumps(_stream_event(job, [choice], len(prompt), sent[index] if continuous else None))
+                if final:
+                    yield json.dumps(_stream_event(job, [], sum(map(len, job.prompts)), sum(sent)))
             except Disconnected:
                 return
             except EngineDeadError:
@@ -247,14 +272,13 @@ def _sampling_params(given: dict[str, Any], max_tokens: int) -> SamplingParams:
     return params
 
 
-def _usage(prompts: list[list[int]], generated: int) -> dict[str, Any]:
-    asked = sum(map(len, prompts))
-    return {
-        "prompt_tokens": asked,
-        "total_tokens": asked + generated,
-        "completion_tokens": generated,
-        "prompt_tokens_details": None,
-    }
+def _usage(asked: int, generated: int) -> dict[str, Any]:
+    return {"prompt_tokens": asked, "total_tokens": asked + generated, "completion_tokens": generated}
+
+
+def _stream_event(job: _Job, choices: list[dict[str, Any]], asked: int, generated: int | None) -> dict[str, Any]:
+    usage = {"usage": None if generated is None else _usage(asked, generated)}
+    return {**job.begin, "choices": choices, **({} if job.silent and generated is None else usage)}
 
 
 def _reasons(whole: Completion) -> dict[str, Any]:
@@ -281,8 +305,8 @@ def _completion_choice(
             "top_logprobs": top,
         }
     choice["token_ids"] = new.tokens if token_ids else None
-    choice["prompt_token_ids"] = prompt if token_ids else None
-    choice["prompt_logprobs"] = None
+    # Of a stream only the first event has them.
+    choice["prompt_token_ids"] = prompt if token_ids and prompt else None
     return choice
 
 
@@ -292,7 +316,8 @@ def _generate_choice(index: int, new: Completion, whole: Completion, *, logprobs
         pairs = zip(new.tokens, new.logprobs, strict=True)
         choice["logprobs"] = {
             "content": [
-                {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+                # The rank of a token is not kept here.
+                {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": []}
                 for token, logprob in pairs
             ]
         }

@@ -234,7 +234,8 @@ def test_an_abort_of_a_retracted_request_loses_its_tokens(serve: Serve, old: Pat
     aborted = finish(answer)
     assert aborted["output_ids"] == []
     assert aborted["meta_info"]["finish_reason"]["message"] == "Abort in waiting queue"
-    assert "output_token_logprobs" not in aborted["meta_info"]
+    assert aborted["meta_info"]["output_token_logprobs"] == []
+    assert aborted["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 0}]
     assert "prompt_tokens" not in aborted["meta_info"]
 
 

@@ -2,8 +2,21 @@
 
 from typing import Any, TypeVar
 
-from adapters.engines.dialect import HttpCall, HttpReply, Missing, NoReply, Reply, Steps
+from adapters.engines.dialect import (
+    HttpCall,
+    HttpEnd,
+    HttpEvent,
+    HttpReply,
+    Missing,
+    More,
+    NoReply,
+    Reply,
+    Steps,
+    Streamed,
+    Streaming,
+)
 from lifecycle.fleet import EngineFacts
+from lifecycle.generation import Tokens
 from lifecycle.ports import Bucket, Channel
 
 T = TypeVar("T")
@@ -39,13 +52,14 @@ def words(text: str, status: int = 200) -> HttpReply:
     return HttpReply(status=status, text=text, json=False)
 
 
-def converse(steps: Steps[T], *replies: Reply) -> tuple[list[HttpCall], T]:
+def converse(steps: Steps[T] | Streaming[T], *replies: Reply) -> tuple[list[HttpCall], T]:
     """Answer the dialect's calls in turn; return the calls and its result. Every reply must be asked for."""
     calls: list[HttpCall] = []
     waiting = list(replies)
     try:
         call = next(steps)
         while True:
+            assert isinstance(call, HttpCall), f"a whole reply is asked for more: {call}"
             calls.append(call)
             assert waiting, f"one call too many: {call}"
             call = steps.send(waiting.pop(0))
@@ -58,3 +72,33 @@ def converse(steps: Steps[T], *replies: Reply) -> tuple[list[HttpCall], T]:
 def lines(calls: list[HttpCall]) -> list[str]:
     """Return calls as `METHOD /path`."""
     return [f"{call.method} {call.path}" for call in calls]
+
+
+OPENED = HttpReply(status=200, events=True)
+END = HttpEnd(done=True)
+
+
+def event(data: Any) -> HttpEvent:
+    """Return an event of a stream."""
+    return HttpEvent(data=data, text="json")
+
+
+def listen(steps: Streaming[T], *said: Streamed, news: list[Tokens]) -> T:
+    """Open a stream, say its events in turn, and return the result; `news` gets what the dialect hands on.
+
+    A stream that is listened to longer than it speaks has ended.
+    """
+    call = next(steps)
+    assert isinstance(call, HttpCall)
+    assert call.stream
+    waiting: list[Reply | Streamed] = [OPENED, *said]
+    try:
+        while True:
+            asked = steps.send(waiting.pop(0) if waiting else HttpEnd())
+            assert isinstance(asked, More)
+            if asked.news is not None:
+                news.append(asked.news)
+    except StopIteration as stop:
+        assert not waiting, f"never asked for: {waiting}"
+        result: T = stop.value
+        return result

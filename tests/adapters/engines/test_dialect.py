@@ -2,17 +2,8 @@
 
 import pytest
 
-from adapters.engines.dialect import (
-    Missing,
-    NoReply,
-    Reply,
-    classify,
-    generation_body,
-    message_of,
-    new_tokens,
-    segment,
-    version_spans,
-)
+from adapters.engines.dialect import Missing, NoReply, Reply, classify, message_of
+from adapters.engines.generation import generation_body, new_tokens, segment, version_spans
 from lifecycle import errors
 from lifecycle.generation import GenerationRequest, VersionSpan
 from lifecycle.states import Outcome

@@ -1,6 +1,7 @@
-"""Put what the code says into the pages that show it: the state diagram and the transition table.
+"""Put what the code says into the pages that show it: diagrams, tables, and what came of a run.
 
-`python -m docs.generate` rewrites the marked parts; `--check` fails when they are not what the code says now.
+`python -m docs.generate` rewrites the marked parts and the picture; `--check` fails when they are not what the code
+says now.
 """
 
 import argparse
@@ -9,14 +10,36 @@ from pathlib import Path
 
 from lifecycle.diagram import markdown, mermaid
 
+from .examples import capacities, moments, policies, rollouts
+from .picture import draw
+from .timeline import simulate
+
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "index.md")
-PARTS = {"diagram": f"```mermaid\n{mermaid()}```\n", "table": markdown()}
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "index.md",
+    ROOT / "docs" / "staleness.md",
+)
+PICTURE = ROOT / "docs" / "staleness.svg"
 
 
-def filled(page: str) -> str:
+def parts() -> tuple[dict[str, str], str]:
+    """Return the marked parts by name, and the picture."""
+    run = simulate()
+    return {
+        "diagram": f"```mermaid\n{mermaid()}```\n",
+        "table": markdown(),
+        "capacities": capacities(),
+        "rollouts": rollouts(run),
+        "moments": moments(run),
+        "policies": policies(),
+    }, draw(run)
+
+
+def filled(page: str, made: dict[str, str]) -> str:
     """Return `page` with every marked part generated anew."""
-    for name, part in PARTS.items():
+    for name, part in made.items():
         begin, end = f"<!-- generated: {name} -->\n", "<!-- end of generated part -->"
         before, found, rest = page.partition(begin)
         if found:
@@ -28,20 +51,19 @@ def filled(page: str) -> str:
 
 
 def main() -> int:
-    """Rewrite or check the pages. Returns the exit status."""
+    """Rewrite or check the pages and the picture. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is out of step")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when something is out of step")
     check = parser.parse_args().check
-    stale = []
-    for path in PAGES:
-        page = path.read_text(encoding="utf-8")
-        if (wanted := filled(page)) != page:
-            stale.append(path.relative_to(ROOT))
-            if not check:
-                path.write_text(wanted, encoding="utf-8")
+    made, picture = parts()
+    wanted = {path: filled(path.read_text(encoding="utf-8"), made) for path in PAGES} | {PICTURE: picture}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if stale and check:
-        print(f"out of step with the code: {', '.join(map(str, stale))}; run python -m docs.generate", file=sys.stderr)
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"out of step with the code: {names}; run python -m docs.generate", file=sys.stderr)
         return 1
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
 
 

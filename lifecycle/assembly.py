@@ -58,7 +58,7 @@ class Assembly:
         if initial_version is not None:
             a_version(initial_version)
         self.budget = budget if budget is not None else Unlimited()
-        if initial_version and not self.budget.submitted and self.budget.version != initial_version:
+        if initial_version and not self.budget.submitted:
             self.budget.restore(initial_version)
         self.pause_mode = pause_mode
         self.deadlines = deadlines or Deadlines()

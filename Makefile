@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-engines chaos explore check clean
+.PHONY: demo test test-engines chaos explore bench soak check clean
 
 demo: $(VENV)/.runtime  ## asynchronous RL against two embedded engines; writes run/
 	$(BIN)/rollout-lifecycle demo $(ARGS)
@@ -22,6 +22,12 @@ chaos: $(VENV)/.development  ## kill trainers at any moment; no clean engine may
 explore: $(VENV)/.development  ## the large closures of the state space: some ten minutes
 	$(BIN)/python -m lifecycle.explore --engines 2 --faults 3
 	$(BIN)/python -m lifecycle.explore --engines 3 --faults 2
+
+bench: $(VENV)/.development  ## the cost of gate and executor, beside a hand-written one; exit 1 where a target is missed
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+soak: $(VENV)/.development  ## 200 000 rollouts among faults and cancellations; nothing may leak, the books must balance
+	$(BIN)/python -m tests.benchmarks.soak $(ARGS)
 
 check: $(VENV)/.development  ## style, strict types, documentation, diagrams in step with the code
 	$(BIN)/ruff check .

@@ -6,7 +6,9 @@ import pytest
 
 from tests.virtual_time import on_virtual_clock
 
-pytest.register_assert_rewrite("tests.scenarios.stage", "tests.lifecycle.driver.invariants")
+pytest.register_assert_rewrite(
+    "tests.scenarios.stage", "tests.lifecycle.driver.invariants", "tests.lifecycle.rollouts.rollouts_rig"
+)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

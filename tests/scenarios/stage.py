@@ -1,12 +1,14 @@
 """What scenarios share: engines that misbehave in ways of their own, and looks at what became of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
-from lifecycle import PauseMode, events
+from lifecycle import Lifecycle, PauseMode, events
 from lifecycle.events import Event, Request
 from lifecycle.generation import GenerationRequest, Segment
 from lifecycle.ports import Acknowledgement
@@ -78,3 +80,98 @@ async def produce_all(stage: Rig, later: Sequence[Later]) -> None:
 def facts(stage: Rig, kind: type[Event], engine: str) -> list[Any]:
     """Return the events of `kind` about `engine`."""
     return [event for event in stage.of(kind) if event.engine == engine]
+
+
+def asked(engine: Engine) -> list[GenerationRequest]:
+    """Return a list that grows with every generation request that the engine receives."""
+    generate = engine.generate
+    received: list[GenerationRequest] = []
+
+    async def noting(request: GenerationRequest, **options: Any) -> Segment:
+        received.append(request)
+        return await generate(request, **options)
+
+    engine.generate = noting  # type: ignore[method-assign]
+    return received
+
+
+class Books:
+    """Counts rollouts by what is told of each, and compares that with the budget's own counters at every event."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self.drift: list[str] = []
+        """Where they disagreed, or the capacity was negative."""
+        self._budget = lifecycle.budget
+        self._out: dict[int, int] = {}
+        self._accepted, self._rejected = lifecycle.budget.accepted, lifecycle.budget.rejected
+        lifecycle.subscribe(self._look)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Rollouts that run, that were accepted, and that were rejected."""
+        return sum(self._out.values()), self._accepted, self._rejected
+
+    def _look(self, event: Event) -> None:
+        if isinstance(event, events.RolloutAdmitted) and not event.evaluation:
+            self._out[event.ticket] = event.group_size
+        if isinstance(event, events.RolloutSettled) and not event.evaluation:
+            members = event.members or 0
+            self._accepted += members
+            self._rejected += self._out.pop(event.ticket) - members
+        budget = self._budget
+        counted = budget.running, budget.accepted, budget.rejected
+        if counted != self.counts or budget.submitted != sum(counted) or budget.capacity() < 0:
+            self.drift.append(f"{type(event).__name__}: {counted}, not {self.counts}; capacity {budget.capacity()}")
+
+
+ROLLOUT = (events.RolloutAdmitted, events.RolloutSettled, events.GenerationSent, events.SegmentReceived)
+"""What happens to rollouts."""
+
+
+class Interruption:
+    """Cancels its scope at the `at`-th chance: a cancellation at each await, or at each event, in turn."""
+
+    def __init__(self, at: int, *, awaits: bool) -> None:
+        self.scope = anyio.CancelScope()
+        self.reached = False
+        self._awaits = awaits
+        self._left = at
+
+    def on(self, event: Event) -> None:
+        """Count what happens to rollouts, where events are chances."""
+        if isinstance(event, ROLLOUT) and not self._awaits:
+            self._count()
+
+    @types.coroutine
+    def during(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Run `coroutine`, and count how often it waits, where that is a chance."""
+        step: Callable[[Any], Any] = coroutine.send
+        value: Any = None
+        while True:
+            try:
+                awaited = step(value)
+            except StopIteration as stop:
+                return stop.value
+            if self._awaits:
+                self._count()
+            try:
+                value, step = (yield awaited), coroutine.send
+            except BaseException as error:  # noqa: BLE001 - passed on
+                value, step = error, coroutine.throw
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.reached = True
+            self.scope.cancel()
+
+
+def without_deadlock(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Let a test fail that waits for ever: after hours of virtual time."""
+
+    @functools.wraps(test)
+    async def run(**arguments: Any) -> None:
+        with anyio.fail_after(10_000):
+            await test(**arguments)
+
+    return run

@@ -14,7 +14,7 @@ from .checks import whole
 from .cohort import Cohort
 from .errors import LifecycleClosed, LifecycleError, LifecycleFaulted
 from .recorder import Recorder
-from .states import MeasuredFrom, State
+from .states import MeasuredFrom, OnStale, State
 from .ticket import Ticket
 from .turnstile import Turnstile, Waiter
 
@@ -125,8 +125,7 @@ class SubmissionGate:
         """Let through whoever can go now. Called after every change of state, version or capacity."""
         self._evaluations.wake()
         self._rollouts.wake()
-        for changed in self._watchers:
-            changed()
+        self._tell()
 
     def refuse_waiters(self, error: LifecycleError) -> None:
         """Give everybody at the gate `error`."""
@@ -160,6 +159,10 @@ class SubmissionGate:
                 if event in self._idle:
                     self._idle.remove(event)
 
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed()
+
     def _leave_buffer(
         self, kind: type[e.RolloutConsumed | e.RolloutDiscarded], tickets: tuple[Ticket, ...]
     ) -> tuple[int, ...]:
@@ -187,6 +190,7 @@ class SubmissionGate:
 
     def _issue(self, evaluation: bool, group_size: int) -> Ticket:
         if evaluation:
+            whole("group_size", group_size, 1)
             # Numbered downwards, so that evaluations never share a number with rollouts of the budget.
             self._next_evaluation -= 1
             ticket = Ticket(self._next_evaluation, self._cohort.version, True, group_size, self._returned)
@@ -216,6 +220,8 @@ class SubmissionGate:
             self._idle.clear()
         if self._rollouts:
             self._rollouts.wake()
+        if self._budget.on_stale is OnStale.WAIT:  # whoever waits for older rollouts: one fewer runs
+            self._tell()
 
 
 class Admission:

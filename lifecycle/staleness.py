@@ -97,17 +97,23 @@ class StalenessBudget:
 
     def issue(self, returned: Callable[[Ticket], None], *, version: int | None, group_size: int = 1) -> Ticket:
         """Take capacity; whoever gives out the ticket sees to it that `returned` calls `self.returned`, once."""
-        if (capacity := self.capacity()) < group_size or group_size < 1:
-            whole("group_size", group_size, 1)
+        if group_size.__class__ is not int or group_size < 1:
+            group_size = whole("group_size", group_size, 1)
+        if (capacity := self.capacity()) < group_size:
             wanted = f" and {group_size} are wanted" if group_size > 1 else ""
             raise NoCapacity(f"staleness capacity is {capacity} at version {self.version}{wanted}")
-        self.running += group_size
+        _running(self, self.running + group_size)
         ticket = Ticket(next(self._ids), version, False, group_size, returned)
         self._out[ticket.id] = ticket
         return ticket
 
     def settle(self, ticket: Ticket, accepted: bool) -> None:
-        """Settle `ticket`: the same as its `accept()` or `reject()`. Twice the same changes nothing."""
+        """Settle `ticket`: the same as its `accept()` or `reject()`. Twice the same changes nothing.
+
+        Raises `TicketSettled` for the contrary, and `ValueError` for another budget's ticket.
+        """
+        if not ticket.settled:
+            self._refuse_foreign(ticket)
         if accepted:
             ticket.accept()
         else:
@@ -115,14 +121,18 @@ class StalenessBudget:
 
     def returned(self, ticket: Ticket) -> None:
         """Take back the capacity of a ticket that was just settled. Raises `ValueError` for one that is not out."""
-        if self._out.pop(ticket.id, None) is not ticket:
-            raise ValueError(f"ticket {ticket.id} is not out: it is another budget's, or was returned before")
+        self._refuse_foreign(ticket)
+        del self._out[ticket.id]
         size, members = ticket.group_size, ticket.members
-        self.running -= size
+        _running(self, self.running - size)
         if members:
-            self.accepted += members
+            _accepted(self, self.accepted + members)
         if members < size:
-            self.rejected += size - members
+            _rejected(self, self.rejected + size - members)
+
+    def _refuse_foreign(self, ticket: Ticket) -> None:
+        if self._out.get(ticket.id) is not ticket:
+            raise ValueError(f"ticket {ticket.id} is not out: it is another budget's, or was returned before")
 
     # ----------------------------------------------------------------------------------------------------- consumption
 
@@ -209,6 +219,12 @@ class StalenessBudget:
         self.accepted = version * self.batch_size
         self._excess = 0
         self._taken = None if self._taken is None else 0
+
+
+# attrs checks every assignment to a class with validators, which costs more than the counting.
+_running, _accepted, _rejected = (
+    vars(StalenessBudget)[name].__set__ for name in ("running", "accepted", "rejected")
+)
 
 
 class Unlimited(StalenessBudget):

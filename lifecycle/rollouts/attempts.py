@@ -1,20 +1,18 @@
 """Runs attempts: the workflow for each member, the filter over what they bring, and the one verdict at the end."""
 
-import asyncio
-import math
 from collections.abc import Callable
+from contextvars import Context
 from functools import partial
 from typing import Any
 
 import anyio
 
 from lifecycle.controller import Lifecycle
-from lifecycle.shielding import genuine
 from lifecycle.ticket import Ticket
 
 from .crew import Conclusion
 from .jobs import Attempt, Job, Member
-from .running import in_context, in_thread, is_async
+from .running import ends_this_task, in_context, in_thread, is_async
 from .values import Accept, BlockingEpisode, Episode, RolloutStatus
 
 
@@ -25,6 +23,7 @@ class Attempts:
         self,
         lifecycle: Lifecycle,
         ended: Callable[[Attempt, RolloutStatus], None],
+        interrupted: Callable[[BaseException], None],
         *,
         timeout: float | None,
         min_members: int | None,
@@ -32,6 +31,10 @@ class Attempts:
     ) -> None:
         self._lifecycle = lifecycle
         self._ended = ended
+        self._interrupted = interrupted
+        """Told of what ends a task, before the attempt is concluded and others may start in its place."""
+        self.settling = False
+        """A ticket is being returned whose result is not filed yet."""
         self._timeout = timeout
         self._min_members = min_members
         self._threads = anyio.CapacityLimiter(threads)
@@ -59,9 +62,8 @@ class Attempts:
         except BaseException as error:
             attempt.errors.append(error)
             attempt.running -= 1
-            if _is_ours(error):
-                if not attempt.running:
-                    self._conclude(attempt, RolloutStatus.FAILED)
+            if ends_this_task(error):
+                self._give_way(attempt, error)
                 raise
         else:
             attempt.running -= 1
@@ -73,8 +75,8 @@ class Attempts:
             status = await self._verdict(attempt)
         except BaseException as error:
             attempt.errors.append(error)
-            if _is_ours(error):
-                self._conclude(attempt, RolloutStatus.FAILED)
+            if ends_this_task(error):
+                self._give_way(attempt, error)
                 raise
             status = RolloutStatus.FAILED
         return partial(self._conclude, attempt, status)
@@ -110,22 +112,29 @@ class Attempts:
         if job.accept is None:
             return RolloutStatus.ACCEPTED
         ordered = tuple(values[member] for member in sorted(values))
-        good = await self._judge(job.accept, ordered if job.group_size > 1 else ordered[0])
+        good = await self._judge(job.accept, ordered if job.group_size > 1 else ordered[0], job.context.copy())
         return RolloutStatus.ACCEPTED if good else RolloutStatus.REJECTED
 
-    async def _judge(self, accept: Accept, value: Any) -> bool:
+    async def _judge(self, accept: Accept, value: Any, context: Context) -> bool:
         if is_async(accept):
-            return bool(await accept(value))
-        return bool(await in_thread(partial(accept, value), self._filter))
+            return bool(await in_context(context, accept(value)))
+        return bool(await in_thread(partial(context.run, accept, value), self._filter))
 
     def _fewest(self, group_size: int) -> int:
         """Return how many members make a group: by default two, since one alone can be compared with nothing."""
         return min(group_size, 2 if self._min_members is None else self._min_members)
 
+    def _give_way(self, attempt: Attempt, error: BaseException) -> None:
+        if not attempt.ticket.evaluation:
+            self._interrupted(error)
+        if not attempt.running:
+            self._conclude(attempt, RolloutStatus.FAILED)
+
     def _conclude(self, attempt: Attempt, status: RolloutStatus) -> None:
         """Return the ticket, and tell. Synchronous, so that it happens as a whole."""
         self._running.discard(attempt)
         ticket, job = attempt.ticket, attempt.job
+        self.settling = True
         if ticket.settled:  # by the workflow itself: its word counts
             status = RolloutStatus.ACCEPTED if ticket.accepted else RolloutStatus.REJECTED
         elif status is not RolloutStatus.ACCEPTED:
@@ -135,21 +144,9 @@ class Attempts:
             status = RolloutStatus.REJECTED
         else:
             ticket.accept(len(attempt.values))
+        self.settling = False
         self._ended(attempt, status)
 
 
 def _nothing() -> None:
     """Conclude nothing: other members still run."""
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether `error` ends this task, rather than coming from a workflow that merely looks cancelled.
-
-    On asyncio anybody can raise `CancelledError`, or await a future that somebody cancelled.
-    """
-    if not isinstance(error, genuine()):
-        return False
-    if not isinstance(error, anyio.get_cancelled_exc_class()) or not isinstance(error, asyncio.CancelledError):
-        return True
-    task = asyncio.current_task()
-    return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)

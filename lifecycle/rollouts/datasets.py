@@ -8,8 +8,10 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from lifecycle.errors import EndOfDataset, LifecycleError, RolloutsFailing
+from lifecycle.shielding import genuine
 
 from .results import Results
+from .running import cancelled_alone
 from .values import Accept, Rollout, RolloutStatus, Workflow
 
 Recipe = tuple[Workflow, Accept | None, int]
@@ -35,7 +37,8 @@ class Stream:
         """What failed since the last rollout that did not."""
         self._room = anyio.Event()
         self._exhausted = False
-        self._error: Exception | None = None
+        self._stopped = False
+        self._error: BaseException | None = None
         self._scope = anyio.CancelScope()
 
     async def feed(self) -> None:
@@ -51,10 +54,11 @@ class Stream:
                     item = await draw()
                     if item is _END:
                         break
-                    self._queued += 1
-                    self._outstanding += 1
-                    self._submit(self, item)
-            except Exception as error:  # noqa: BLE001 - of the user's dataset: raised where a batch is awaited
+                    self._hand_over(item)
+            except BaseException as error:
+                # Of the user's dataset: raised where a batch is awaited.
+                if isinstance(error, genuine()) and not cancelled_alone(error):
+                    raise
                 self._error = error
         self._exhausted = True
         self.look()
@@ -89,21 +93,34 @@ class Stream:
             with suppress(_LookAgain):
                 return await self.results.take(size)
 
+    def _hand_over(self, item: Any) -> None:
+        self._queued += 1
+        self._outstanding += 1
+        try:
+            self._submit(self, item)
+        except BaseException:
+            self._queued -= 1
+            self._outstanding -= 1
+            raise
+
     def look(self) -> None:
         """Wake who waits for a batch that may never come."""
         if self._fails or (self._exhausted and not self._outstanding):
             self.results.refuse(_LookAgain())
 
     def stop(self) -> None:
-        """Draw nothing more, and drop what nobody has taken."""
+        """Draw nothing more, and tell whoever waits for a batch that none will come."""
+        self._stopped = True
         self._scope.cancel()
-        self.results.close()
+        self.results.refuse(_LookAgain())
 
     @property
     def _fails(self) -> bool:
         return len(self._failures) >= self._most
 
     def _refuse_in_vain(self, size: int) -> None:
+        if self._stopped:
+            raise EndOfDataset(size, 0)
         if len(self.results) >= size:
             return
         if self._fails:
@@ -113,6 +130,8 @@ class Stream:
         if self._exhausted and not self._outstanding:
             if (error := self._error) is not None:
                 self._error = None
+                if isinstance(error, genuine()):  # which the caller would take for its own cancellation
+                    raise RuntimeError("drawing from the dataset was cancelled") from error
                 raise error
             raise EndOfDataset(size, len(self.results))
 

@@ -19,6 +19,8 @@ class Dispatcher:
         self._start = start
         self._queue: deque[Job] = deque()
         self._waiting = False
+        self._starting = False
+        """A ticket is being taken: whoever hears of it may submit, and must not take another for the same job."""
         self.closed = False
         self.size = 1
         """Rollouts of the job that is first: what the gate is to have room for."""
@@ -35,8 +37,10 @@ class Dispatcher:
     def add_first(self, job: Job) -> None:
         """Put `job`, which has waited before, at the head of the queue."""
         self._queue.appendleft(job)
-        self.size = job.group_size
-        self._seek()
+        if self._waiting and job.group_size != self.size:
+            self._stand_anew()
+        else:
+            self._seek()
 
     def withdraw(self, results: Results) -> list[Job]:
         """Take the jobs out whose results go to `results`, and return them."""
@@ -57,7 +61,9 @@ class Dispatcher:
         """Start the first job: the gate has room for it."""
         self._waiting = False
         job = self._queue.popleft()
+        self._starting = True
         self._start(job, self._gate.issue(job.group_size))
+        self._starting = False
         self._stand()
 
     def refuse(self, error: LifecycleError) -> None:
@@ -67,14 +73,19 @@ class Dispatcher:
             self._stand()
 
     def _seek(self) -> None:
+        if self._starting:
+            return
         while self._queue and not self._waiting and not self.closed:
-            job = self._queue[0]
+            job = self._queue.popleft()
+            self._starting = True
             ticket = self._gate.try_acquire(group_size=job.group_size)
+            if ticket is not None:
+                self._start(job, ticket)
+            else:
+                self._queue.appendleft(job)
+            self._starting = False
             if ticket is None:
                 self._stand()
-                return
-            self._queue.popleft()
-            self._start(job, ticket)
 
     def _stand(self) -> None:
         """Stand in the gate's queue, for the job that is first."""

@@ -7,8 +7,10 @@ from typing import Any, Self
 import anyio
 
 from lifecycle.checks import whole
-from lifecycle.errors import EndOfDataset, NoCapacity, NoSuchRollout
+from lifecycle.errors import EndOfDataset, IllegalTransition, NoCapacity, NoSuchRollout
+from lifecycle.gate import hopeless
 from lifecycle.staleness import Unlimited
+from lifecycle.states import State, Trigger
 
 from .values import Accept, Rollout, Workflow
 from .works import Works
@@ -57,14 +59,19 @@ class RolloutExecutor(Works):
         # Two task groups: closing cancels the inner one, and not whoever holds the executor.
         self._around = anyio.create_task_group()
         await self._around.__aenter__()
-        await self._around.start(self._serve)
+        try:
+            await self._around.start(self._serve)
+        except BaseException:
+            await self._around.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         self._shut()
-        return await self._around.__aexit__(kind, error, trace)
+        # Not told of what the block raised, which it would wrap in a group.
+        await self._around.__aexit__(None, None, None)
 
     async def close(self) -> None:
         """Cancel what runs, return every ticket, and give whoever waits `ExecutorClosed`. Idempotent.
@@ -123,6 +130,7 @@ class RolloutExecutor(Works):
         """
         job = self._jobs.get(rollout_id)
         if job is None:
+            self._results.refresh()  # a version may be published that nobody was told of yet
             result = self._told.pop(rollout_id, None) or self._results.pick(rollout_id)
             if result is None:
                 raise NoSuchRollout(f"rollout {rollout_id} is not known, or its result was taken or dropped before")
@@ -201,7 +209,10 @@ class RolloutExecutor(Works):
             yield batch
 
     def forget(self, dataset: Any) -> None:
-        """Draw no more from `dataset`; its rollouts that run, or were not taken, are dropped."""
+        """Draw no more from `dataset`; its rollouts that run, or were not taken, are dropped.
+
+        Whoever waits for a batch of it gets `EndOfDataset`.
+        """
         if (stream := self._streams.pop(id(dataset), None)) is not None:
             stream.stop()
             self._withdraw(stream.results)
@@ -243,20 +254,22 @@ class RolloutExecutor(Works):
         Works in RUNNING and SUSPENDED. Operations of the lifecycle wait until it is over. `concurrency`: rollouts at
         once; `None`: the budget's `max_concurrent`, or 256. `timeout`: seconds for all.
 
-        Raises `TimeoutError`, `ExecutorClosed`, `LifecycleClosed` or `LifecycleFaulted`.
+        Raises `TimeoutError`, `ExecutorClosed`, `LifecycleClosed` or `LifecycleFaulted`, and `IllegalTransition` in any
+        other state, since none can be left meanwhile.
 
         Cancellation: rollouts that run are given up.
         """
         self._refuse_closed()
-        limiter = anyio.CapacityLimiter(whole("concurrency", concurrency or self._budget.max_concurrent or 256, 1))
+        concurrency = (
+            self._budget.max_concurrent or 256 if concurrency is None else whole("concurrency", concurrency, 1)
+        )
         with self._own_results() as own:
+            jobs = [self._job(workflow, item, own, group_size=1, retries=0) for item in dataset]
             async with self._lifecycle.undisturbed():
+                self._refuse_closed()
+                self._refuse_where_nothing_is_evaluated()
                 with anyio.fail_after(timeout):
-                    async with anyio.create_task_group() as tasks:
-                        for item in dataset:
-                            job = self._job(workflow, item, own, group_size=1, retries=0)
-                            await limiter.acquire_on_behalf_of(job)
-                            tasks.start_soon(self._evaluate, job, limiter)
+                    await self._evaluate(jobs, concurrency)
             return sorted(own.take_all(), key=lambda result: result.id)
 
     # ---------------------------------------------------------------------------------------------------------- inside
@@ -267,6 +280,15 @@ class RolloutExecutor(Works):
             raise ValueError(
                 f"{count} results of {group_size} rollouts never fit: the budget holds {bound} that are not consumed, "
                 "(max_staleness + 1) * batch_size"
+            )
+
+    def _refuse_where_nothing_is_evaluated(self) -> None:
+        state = self._lifecycle.state
+        if (error := hopeless(state)) is not None:
+            raise error
+        if state not in {State.RUNNING, State.SUSPENDED}:
+            raise IllegalTransition(
+                Trigger.ADMIT, state, [trigger for trigger in Trigger if self._lifecycle.can(trigger)]
             )
 
     def _batch_size(self, group_size: int) -> int:

@@ -58,7 +58,11 @@ class Results:
         return len(self._heap)
 
     def put(self, result: Rollout) -> None:
-        """Add a result; whoever waits first is woken if that makes enough."""
+        """Add a result; whoever waits first is woken if that makes enough. Dropped where nobody will come for it."""
+        if self.closed:
+            if result.accepted:
+                self._drop(self, [result])
+            return
         heapq.heappush(self._heap, (result.version or 0, result.id, result))
         if self._takers:
             self._takers.wake()
@@ -76,10 +80,12 @@ class Results:
         while True:
             taken = await self._reserved(count)
             # A version may have been published between the reservation and this line.
-            if not (stale := [result for result in taken if self._is_stale(result)]):
+            stale = [result for result in taken if self._is_stale(result)]
+            if not stale:
                 return taken
+            fresh = [result for result in taken if result not in stale]
             self._drop(self, stale)
-            self.put_back(result for result in taken if not self._is_stale(result))
+            self.put_back(fresh)
 
     def pick(self, rollout_id: int) -> Rollout | None:
         """Take the result of one submission, if it is there."""
@@ -146,7 +152,7 @@ class Results:
 
     @property
     def _drops(self) -> bool:
-        return self._budget.on_stale in {OnStale.DROP, OnStale.WAIT}
+        return self._budget.on_stale is OnStale.DROP or self._budget.on_stale is OnStale.WAIT
 
     def _is_stale(self, result: Rollout) -> bool:
         ticket: Any = result.ticket

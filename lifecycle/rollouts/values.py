@@ -2,12 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.from_thread
 from attrs import define, field
 
-from lifecycle.generation import Generation, GenerationRequest
+from lifecycle.generation import Generation, GenerationRequest, Tokens
 from lifecycle.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ class Episode:
         """Published version when the rollout was admitted."""
         return self.ticket.version
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, *, on_tokens: Callable[[Tokens], None] | None = None
+    ) -> Generation:
         """Generate under this rollout's ticket: see `Lifecycle.generate`.
 
         Cancellation: the engine is told by the closed connection.
         """
-        return await self._lifecycle.generate(request, ticket=self.ticket)
+        return await self._lifecycle.generate(request, ticket=self.ticket, on_tokens=on_tokens)
 
 
 class BlockingEpisode(Episode):
@@ -100,6 +103,8 @@ class BlockingEpisode(Episode):
 
     __slots__ = ()
 
-    def generate(self, request: GenerationRequest) -> Generation:  # type: ignore[override]
-        """Generate, and block this thread meanwhile: see `Lifecycle.generate`."""
-        return anyio.from_thread.run(super().generate, request)
+    def generate(  # type: ignore[override]
+        self, request: GenerationRequest, *, on_tokens: Callable[[Tokens], None] | None = None
+    ) -> Generation:
+        """Generate, and block this thread meanwhile: see `Lifecycle.generate`. `on_tokens` runs on the event loop."""
+        return anyio.from_thread.run(partial(super().generate, request, on_tokens=on_tokens))

@@ -1,19 +1,21 @@
 """What an executor is made of, and what goes on inside while its callers wait."""
 
 import itertools
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
 
 from lifecycle.checks import whole
 from lifecycle.controller import Lifecycle
 from lifecycle.errors import ExecutorClosed, LifecycleClosed
 from lifecycle.gate import hopeless
+from lifecycle.shielding import to_the_end
 from lifecycle.states import OnStale
 from lifecycle.ticket import Ticket
 
@@ -23,7 +25,7 @@ from .datasets import Recipe, Stream
 from .dispatch import Dispatcher
 from .jobs import Attempt, Job
 from .results import Results
-from .running import is_async
+from .running import cancelled_alone, is_async
 from .values import Accept, Rollout, RolloutStatus, Workflow
 
 _REMEMBERED = 1_000
@@ -59,6 +61,7 @@ class Works:
         self._attempts = Attempts(
             lifecycle,
             self._ended,
+            self._interrupted,
             timeout=timeout,
             min_members=None if min_members is None else whole("min_members", min_members, 1, group_size),
             threads=whole("max_threads", max_threads, 1),
@@ -71,6 +74,8 @@ class Works:
         """Results that nobody trains on, for who asks by id; the oldest are forgotten."""
         self._streams: dict[int, Stream] = {}
         self._boxes: set[Results] = {self._results}
+        self._evaluations: set[anyio.CancelScope] = set()
+        self._evaluation_over = anyio.Event()
         self._ids = itertools.count(1)
         self.outcomes: Counter[RolloutStatus] = Counter()
         """What became of rollouts so far. Accepted ones that were dropped for their age count twice."""
@@ -104,7 +109,7 @@ class Works:
     async def _serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep the tasks that run workflows, until the executor is shut.
 
-        Cancellation: every ticket is returned.
+        Cancellation: every ticket is returned. asyncio's own, of this task alone, closes the executor.
         """
         unwatch = self._lifecycle.gate.watch(self._changed)
         try:
@@ -112,9 +117,13 @@ class Works:
                 self._entered = Crew(tasks, self._attempts.run)
                 task_status.started()
                 await anyio.sleep_forever()
+        except BaseException as error:
+            if not cancelled_alone(error):
+                raise
         finally:
             unwatch()
             self._shut()
+            await to_the_end(self._evaluated)
             self._attempts.give_up()
             for results in self._boxes:
                 results.close()
@@ -125,11 +134,19 @@ class Works:
         if self._closed:
             return
         self._closed = True
-        self._dispatcher.close()
+        for job in self._dispatcher.close():
+            del self._jobs[job.id]
         for results in self._boxes:
             results.refuse(ExecutorClosed("the executor was closed"))
+        for scope in self._evaluations:
+            scope.cancel()
         if self._entered is not None:
             self._entered.cancel()
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Start nothing more where everything is cancelled, and not one task alone."""
+        if not cancelled_alone(error):
+            self._shut()
 
     def _job(
         self,
@@ -192,7 +209,11 @@ class Works:
             self._refresh()
 
     def _file(self, results: Results, result: Rollout) -> None:
-        if results is not self._results or result.status in {RolloutStatus.ACCEPTED, RolloutStatus.FAILED}:
+        if (
+            results is not self._results
+            or result.status is RolloutStatus.ACCEPTED
+            or result.status is RolloutStatus.FAILED
+        ):
             results.put(result)
             return
         self._told[result.id] = result
@@ -202,21 +223,26 @@ class Works:
     def _delivered(self, results: list[Rollout]) -> list[Rollout]:
         """Consume accepted results: training takes them now."""
         accepted = [result for result in results if result.accepted]
-        staleness = self._lifecycle.consume(result.ticket for result in accepted if result.ticket is not None)
-        for result, versions in zip(accepted, staleness, strict=True):
-            result.staleness = versions
+        self._leave_buffer(accepted, self._lifecycle.consume)
         return results
 
     def _drop(self, results: Results, stale: list[Rollout]) -> None:
         """Discard accepted results that are too old, or that nobody will take; their capacity is free at once."""
-        staleness = self._lifecycle.discard(result.ticket for result in stale if result.ticket is not None)
-        for result, versions in zip(stale, staleness, strict=True):
-            result.status, result.staleness = RolloutStatus.STALE, versions
+        self._leave_buffer(stale, self._lifecycle.discard)
+        for result in stale:
+            result.status = RolloutStatus.STALE
             self.outcomes[RolloutStatus.STALE] += not results.closed
             if not results.closed and results.keeps_all:
                 results.put(result)
             elif results is self._results:
                 self._file(results, result)
+
+    @staticmethod
+    def _leave_buffer(results: list[Rollout], record: Callable[[list[Ticket]], tuple[int, ...]]) -> None:
+        # A workflow that settles its own ticket may have recorded its end, too.
+        left = [(result, ticket) for result in results if (ticket := result.ticket) and not ticket.left_buffer]
+        for (result, _), versions in zip(left, record([ticket for _, ticket in left]), strict=True):
+            result.staleness = versions
 
     async def _taken(self, results: Results, count: int, timeout: float | None) -> list[Rollout]:
         self._refuse_closed()
@@ -227,19 +253,56 @@ class Works:
         except TimeoutError:
             raise TimeoutError(f"{count} results were not there within {timeout:g} s: {self._standing()}") from None
 
-    async def _evaluate(self, job: Job, limiter: anyio.CapacityLimiter) -> None:
-        """Run one evaluation.
+    async def _evaluate(self, jobs: Iterable[Job], concurrency: int) -> None:
+        """Run evaluations, so many at once.
 
-        Cancellation: its ticket is returned.
+        Cancellation: those that run are given up.
         """
-        try:
-            ticket = await self._lifecycle.gate.acquire(evaluation=True)
-            self._jobs[job.id] = job
-            for member in self._attempts.begin(job, ticket):
-                conclude = await self._attempts.run(member)
-                conclude()
-        finally:
-            limiter.release_on_behalf_of(job)
+        waiting = deque(jobs)
+        with anyio.CancelScope() as scope:
+            self._evaluations.add(scope)
+            try:
+                while waiting:  # again where asyncio has cancelled tasks before they began
+                    async with anyio.create_task_group() as tasks:
+                        for _ in range(min(concurrency, len(waiting))):
+                            tasks.start_soon(self._evaluate_what_waits, waiting)
+            finally:
+                self._evaluations.discard(scope)
+                self._evaluation_over.set()
+        self._refuse_closed()
+
+    async def _evaluate_what_waits(self, waiting: deque[Job]) -> None:
+        """Run one evaluation after the other.
+
+        Cancellation: the ticket of the one that runs is returned. asyncio's own, of this task alone, ends that one.
+        """
+        while waiting:
+            try:
+                await self._evaluate_one(waiting)
+            except BaseException as error:
+                if not cancelled_alone(error):
+                    raise
+
+    async def _evaluate_one(self, waiting: deque[Job]) -> None:
+        ticket = await self._lifecycle.gate.acquire(evaluation=True)
+        if not waiting:
+            ticket.reject()
+            return
+        job = waiting.popleft()
+        self._jobs[job.id] = job
+        for member in self._attempts.begin(job, ticket):
+            conclude = await self._attempts.run(member)
+            conclude()
+        await checkpoint()
+
+    async def _evaluated(self) -> None:
+        """Wait until no evaluation runs.
+
+        Cancellation: nothing is changed.
+        """
+        while self._evaluations:
+            self._evaluation_over = anyio.Event()
+            await self._evaluation_over.wait()
 
     def _stream(self, dataset: Any, recipe: Recipe) -> Stream:
         """Return the stream of `dataset`, begun before or now. It holds the dataset, so that no other has its id."""
@@ -268,13 +331,16 @@ class Works:
             self._withdraw(own)
 
     def _withdraw(self, results: Results) -> None:
-        results.close()
-        self._boxes.discard(results)
+        # What waits goes first: dropping results makes room, which it would take.
         for job in self._dispatcher.withdraw(results):
             del self._jobs[job.id]
+        results.close()
+        self._boxes.discard(results)
 
     def _changed(self) -> None:
         """Look at everything anew: a state, a version or the capacity has changed."""
+        if self._attempts.settling:  # `_ended` looks, once the result is there
+            return
         if (error := hopeless(self._lifecycle.state)) is not None:
             for results in list(self._boxes):
                 results.refuse(error)

@@ -42,7 +42,8 @@ def test_lines_to_paste_train_against_an_engine(tmp_path: Path, capsys: pytest.C
 
     with EmbeddedEngine(model=tmp_path, dialect="sglang") as engine:
         anyio.run(names["train"], policy, optimise, [engine.url], [[1, 2, 3], [4, 5]])
-    assert [{0}, {1}, {2}] == seen
+    assert 3 == len(seen)
+    assert all(0 <= trained - made <= 2 for trained, versions in enumerate(seen) for made in versions)
     assert 3 == capsys.readouterr().out.count("paused for")
 
 

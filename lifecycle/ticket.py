@@ -35,7 +35,7 @@ class Ticket:
     oldest_token: int | None = field(default=None, init=False)
     """The oldest version that made one of its tokens, as far as they came through `Lifecycle.generate()`."""
     held: bool = field(default=False, init=False)
-    """Whoever leaves `admit()` does not return it."""
+    """Neither leaving `admit()` nor an executor returns it."""
     left_buffer: bool = field(default=False, init=False)
     """Training took the accepted rollout, or dropped it."""
 
@@ -55,7 +55,8 @@ class Ticket:
     def hold(self) -> None:
         """Keep the capacity when `admit()` is left: what became of the attempt is not known yet.
 
-        Whoever learns it calls `accept()` or `reject()`; until then the rollout counts as running, as it may be.
+        Whoever learns it calls `accept()` or `reject()`; until then the rollout counts as running, as it may be. An
+        executor does not return it either, and has no result of it for training.
         """
         self.held = True
 

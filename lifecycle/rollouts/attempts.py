@@ -137,6 +137,8 @@ class Attempts:
         self.settling = True
         if ticket.settled:  # by the workflow itself: its word counts
             status = RolloutStatus.ACCEPTED if ticket.accepted else RolloutStatus.REJECTED
+        elif ticket.held:  # whoever holds it settles it
+            status = RolloutStatus.FAILED if attempt.errors else RolloutStatus.REJECTED
         elif status is not RolloutStatus.ACCEPTED:
             ticket.reject()
         elif job.results.closed:  # nobody will take it

@@ -6,33 +6,56 @@ from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
+from attrs import frozen
 
 from lifecycle.errors import EndOfDataset, LifecycleError, RolloutsFailing
 from lifecycle.shielding import genuine
+from lifecycle.staleness import StalenessBudget
 
 from .results import Results
 from .running import cancelled_alone
 from .values import Accept, Rollout, RolloutStatus, Workflow
 
-Recipe = tuple[Workflow, Accept | None, int]
-"""Workflow, filter and group size."""
+
+@frozen
+class Recipe:
+    """What is made of a dataset's items."""
+
+    workflow: Workflow
+    accept: Accept | None
+    group_size: int
+    share: int
+    """Results of it that the budget is to hold at once, taken ones included until the next version: more would keep
+    other datasets out."""
 
 
 class Stream:
     """One dataset: a task draws its items one ahead of the gate, so that as many rollouts run as the budget allows."""
 
     def __init__(
-        self, dataset: Any, results: Results, submit: Callable[["Stream", Any], None], recipe: Recipe, most: int
+        self,
+        dataset: Any,
+        results: Results,
+        recipe: Recipe,
+        *,
+        budget: StalenessBudget,
+        submit: Callable[["Stream", Any], None],
+        most: int,
     ) -> None:
         self.dataset = dataset
         self.results = results
         self.recipe = recipe
-        """Workflow, filter and group size of what is drawn next."""
+        self._budget = budget
         self._submit = submit
         self._most = most
         """Failures in a row after which drawing stops."""
         self._queued = 0
         self._outstanding = 0
+        self._wanted = 0
+        """Callers who wait for a batch."""
+        self._taken = 0
+        """Results that were taken since `_version` was published."""
+        self._version = budget.version
         self._failures: list[BaseException] = []
         """What failed since the last rollout that did not."""
         self._room = anyio.Event()
@@ -63,6 +86,11 @@ class Stream:
         self._exhausted = True
         self.look()
 
+    def follow(self, recipe: Recipe) -> None:
+        """Make this of the items that are drawn from now on."""
+        self.recipe = recipe
+        self._room.set()
+
     def admitted(self) -> None:
         """Take note that one of its jobs has left the queue."""
         self._queued -= 1
@@ -88,10 +116,18 @@ class Stream:
 
         Cancellation: nothing is taken.
         """
-        while True:
-            self._refuse_in_vain(size)
-            with suppress(_LookAgain):
-                return await self.results.take(size)
+        self._wanted += 1
+        self._room.set()
+        try:
+            while True:
+                self._refuse_in_vain(size)
+                with suppress(_LookAgain):
+                    batch = await self.results.take(size)
+                    self._unconsumed()
+                    self._taken += len(batch)
+                    return batch
+        finally:
+            self._wanted -= 1
 
     def _hand_over(self, item: Any) -> None:
         self._queued += 1
@@ -104,7 +140,8 @@ class Stream:
             raise
 
     def look(self) -> None:
-        """Wake who waits for a batch that may never come."""
+        """Wake who waits for a batch that may never come, and draw where results were dropped."""
+        self._room.set()
         if self._fails or (self._exhausted and not self._outstanding):
             self.results.refuse(_LookAgain())
 
@@ -137,9 +174,16 @@ class Stream:
 
     async def _until_room(self) -> None:
         await checkpoint()
-        while self._queued or self._fails:
+        while self._queued or self._fails or self._unconsumed() >= self.recipe.share:
             self._room = anyio.Event()
             await self._room.wait()
+
+    def _unconsumed(self) -> int:
+        """Return how many of its results count against its share; those that were taken do unless more are wanted."""
+        if self._version != self._budget.version:
+            self._version, self._taken = self._budget.version, 0
+        here = self._outstanding + len(self.results) + self.results.reserved
+        return here if self._wanted else here + self._taken
 
 
 class _LookAgain(LifecycleError):

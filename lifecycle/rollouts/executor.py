@@ -12,6 +12,9 @@ from lifecycle.gate import hopeless
 from lifecycle.staleness import Unlimited
 from lifecycle.states import State, Trigger
 
+from .datasets import Recipe
+from .jobs import Job
+from .results import Results
 from .values import Accept, Rollout, Workflow
 from .works import Works
 
@@ -160,8 +163,9 @@ class RolloutExecutor(Works):
         """Wait for a full batch of accepted rollouts, oldest first, and keep the fleet busy with the next ones.
 
         Items are drawn as rollouts are admitted, between two calls, too; the next call with the same `dataset` goes on
-        with it. What fails, returns `None`, is filtered out or dropped for its age is replaced by further items. An
-        iterable is iterated on the event loop: let a slow one be asynchronous.
+        with it. Several datasets share the budget by the sizes of their batches. What fails, returns `None`, is
+        filtered out or dropped for its age is replaced by further items. An iterable is iterated on the event loop: let
+        a slow one be asynchronous.
 
         `size`: results in a batch; `None`: as many groups as the budget's `batch_size` holds.
 
@@ -178,7 +182,8 @@ class RolloutExecutor(Works):
         size = self._batch_size(group_size) if size is None else whole("size", size, 1)
         self._refuse_what_never_fits(size, group_size)
         self._refuse_closed()
-        stream = self._stream(dataset, (workflow, accept, group_size))
+        share = (self._budget.max_staleness + 1) * size
+        stream = self._stream(dataset, Recipe(workflow, accept, group_size, share))
         try:
             self._refuse_in_vain(stream.results, size)
             return self._delivered(await stream.batch(size))
@@ -251,8 +256,9 @@ class RolloutExecutor(Works):
     ) -> list[Rollout]:
         """Run `workflow` for each item outside the budget, with no publication in between; return results in order.
 
-        Works in RUNNING and SUSPENDED. Operations of the lifecycle wait until it is over. `concurrency`: rollouts at
-        once; `None`: the budget's `max_concurrent`, or 256. `timeout`: seconds for all.
+        Filters, groups and retries are for training: here they do not apply. Works in RUNNING and SUSPENDED. Operations
+        of the lifecycle wait until it is over. `concurrency`: rollouts at once; `None`: the budget's `max_concurrent`,
+        or 256. `timeout`: seconds for all.
 
         Raises `TimeoutError`, `ExecutorClosed`, `LifecycleClosed` or `LifecycleFaulted`, and `IllegalTransition` in any
         other state, since none can be left meanwhile.
@@ -264,15 +270,22 @@ class RolloutExecutor(Works):
             self._budget.max_concurrent or 256 if concurrency is None else whole("concurrency", concurrency, 1)
         )
         with self._own_results() as own:
-            jobs = [self._job(workflow, item, own, group_size=1, retries=0) for item in dataset]
+            jobs = [self._evaluation_of(workflow, item, own) for item in dataset]
             async with self._lifecycle.undisturbed():
                 self._refuse_closed()
                 self._refuse_where_nothing_is_evaluated()
                 with anyio.fail_after(timeout):
-                    await self._evaluate(jobs, concurrency)
+                    await self._evaluations.run(jobs, concurrency)
+                self._refuse_closed()
             return sorted(own.take_all(), key=lambda result: result.id)
 
     # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _evaluation_of(self, workflow: Workflow, item: Any, results: Results) -> Job:
+        job = self._job(workflow, item, results, group_size=1, retries=0)
+        job.accept = None
+        self._jobs[job.id] = job
+        return job
 
     def _refuse_what_never_fits(self, count: int, group_size: int) -> None:
         self._lifecycle.gate.refuse_what_never_fits(group_size)

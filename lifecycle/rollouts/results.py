@@ -10,12 +10,16 @@ from attrs import define, field
 from lifecycle.errors import LifecycleError
 from lifecycle.staleness import StalenessBudget
 from lifecycle.states import OnStale
+from lifecycle.ticket import Ticket
 from lifecycle.turnstile import Turnstile
 
 from .values import Rollout, RolloutStatus
 
 Drop = Callable[["Results", list[Rollout]], None]
 """Discards accepted results that are too old, or that nobody will take."""
+
+Beside = Callable[["Results"], Iterable[Ticket]]
+"""Gives the tickets of accepted rollouts that wait elsewhere to be trained on."""
 
 
 @define(eq=False)
@@ -43,13 +47,16 @@ class Results:
     What is put in stays until it is taken, or until it is stale and the budget says that it is dropped.
     """
 
-    def __init__(self, budget: StalenessBudget, drop: Drop, *, keeps_all: bool = False) -> None:
+    def __init__(self, budget: StalenessBudget, drop: Drop, beside: Beside, *, keeps_all: bool = False) -> None:
         self._budget = budget
         self._drop = drop
+        self._beside = beside
         self.keeps_all = keeps_all
         """Also results that training cannot use are put in."""
         self._heap: list[tuple[int, int, Rollout]] = []
         self._takers = Turnstile(self._enough)
+        self.reserved = 0
+        """Results on their way to whoever waited for them."""
         self.closed = False
         """Nobody will come for what is put in."""
 
@@ -63,9 +70,16 @@ class Results:
             if result.accepted:
                 self._drop(self, [result])
             return
+        if self._is_stale(result):  # it grew too old while it ran
+            self._drop(self, [result])
+            return
         heapq.heappush(self._heap, (result.version or 0, result.id, result))
         if self._takers:
             self._takers.wake()
+
+    def tickets(self) -> Iterable[Ticket]:
+        """Return the tickets of the accepted rollouts that are there."""
+        return [result.ticket for _, _, result in self._heap if result.accepted and result.ticket is not None]
 
     def put_back(self, results: Iterable[Rollout]) -> None:
         """Return results that were taken and not delivered."""
@@ -79,6 +93,7 @@ class Results:
         """
         while True:
             taken = await self._reserved(count)
+            self.reserved -= count
             # A version may have been published between the reservation and this line.
             stale = [result for result in taken if self._is_stale(result)]
             if not stale:
@@ -131,7 +146,9 @@ class Results:
             await taker.event.wait()
         except BaseException:
             self._takers.leave(taker)
-            self.put_back(taker.taken or ())
+            if taker.taken is not None:
+                self.reserved -= count
+                self.put_back(taker.taken)
             raise
         if taker.error is not None:
             raise taker.error
@@ -144,10 +161,11 @@ class Results:
 
     def _in_time(self, count: int) -> bool:
         """Whether what is left, running rollouts included, can still be trained on within the bound."""
-        left = [entry[2].ticket for entry in sorted(self._heap)[count:]]
-        return self._budget.leaves_time(ticket for ticket in left if ticket is not None)
+        left = [result.ticket for _, _, result in sorted(self._heap)[count:] if result.accepted and result.ticket]
+        return self._budget.leaves_time([*left, *self._beside(self)])
 
     def _oldest(self, count: int) -> list[Rollout]:
+        self.reserved += count
         return [heapq.heappop(self._heap)[2] for _ in range(count)]
 
     @property

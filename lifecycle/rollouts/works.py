@@ -1,15 +1,14 @@
 """What an executor is made of, and what goes on inside while its callers wait."""
 
 import itertools
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
-from anyio.lowlevel import checkpoint
 
 from lifecycle.checks import whole
 from lifecycle.controller import Lifecycle
@@ -23,6 +22,7 @@ from .attempts import Attempts
 from .crew import Crew
 from .datasets import Recipe, Stream
 from .dispatch import Dispatcher
+from .evaluations import Evaluations
 from .jobs import Attempt, Job
 from .results import Results
 from .running import cancelled_alone, is_async
@@ -67,15 +67,14 @@ class Works:
             threads=whole("max_threads", max_threads, 1),
         )
         self._dispatcher = Dispatcher(lifecycle.gate, self._start)
-        self._results = Results(self._budget, self._drop)
+        self._results = Results(self._budget, self._drop, self._finished_beside)
         self._jobs: dict[int, Job] = {}
         """Submissions without a result yet."""
         self._told: OrderedDict[int, Rollout] = OrderedDict()
         """Results that nobody trains on, for who asks by id; the oldest are forgotten."""
         self._streams: dict[int, Stream] = {}
         self._boxes: set[Results] = {self._results}
-        self._evaluations: set[anyio.CancelScope] = set()
-        self._evaluation_over = anyio.Event()
+        self._evaluations = Evaluations(lifecycle.gate, self._attempts)
         self._ids = itertools.count(1)
         self.outcomes: Counter[RolloutStatus] = Counter()
         """What became of rollouts so far. Accepted ones that were dropped for their age count twice."""
@@ -123,7 +122,7 @@ class Works:
         finally:
             unwatch()
             self._shut()
-            await to_the_end(self._evaluated)
+            await to_the_end(self._evaluations.over)
             self._attempts.give_up()
             for results in self._boxes:
                 results.close()
@@ -138,8 +137,7 @@ class Works:
             del self._jobs[job.id]
         for results in self._boxes:
             results.refuse(ExecutorClosed("the executor was closed"))
-        for scope in self._evaluations:
-            scope.cancel()
+        self._evaluations.cancel()
         if self._entered is not None:
             self._entered.cancel()
 
@@ -237,6 +235,11 @@ class Works:
             elif results is self._results:
                 self._file(results, result)
 
+    def _finished_beside(self, results: Results) -> Iterator[Ticket]:
+        """Yield the tickets of accepted rollouts that training may still take from elsewhere."""
+        for others in self._boxes - {results}:
+            yield from others.tickets()
+
     @staticmethod
     def _leave_buffer(results: list[Rollout], record: Callable[[list[Ticket]], tuple[int, ...]]) -> None:
         # A workflow that settles its own ticket may have recorded its end, too.
@@ -253,77 +256,28 @@ class Works:
         except TimeoutError:
             raise TimeoutError(f"{count} results were not there within {timeout:g} s: {self._standing()}") from None
 
-    async def _evaluate(self, jobs: Iterable[Job], concurrency: int) -> None:
-        """Run evaluations, so many at once.
-
-        Cancellation: those that run are given up.
-        """
-        waiting = deque(jobs)
-        with anyio.CancelScope() as scope:
-            self._evaluations.add(scope)
-            try:
-                while waiting:  # again where asyncio has cancelled tasks before they began
-                    async with anyio.create_task_group() as tasks:
-                        for _ in range(min(concurrency, len(waiting))):
-                            tasks.start_soon(self._evaluate_what_waits, waiting)
-            finally:
-                self._evaluations.discard(scope)
-                self._evaluation_over.set()
-        self._refuse_closed()
-
-    async def _evaluate_what_waits(self, waiting: deque[Job]) -> None:
-        """Run one evaluation after the other.
-
-        Cancellation: the ticket of the one that runs is returned. asyncio's own, of this task alone, ends that one.
-        """
-        while waiting:
-            try:
-                await self._evaluate_one(waiting)
-            except BaseException as error:
-                if not cancelled_alone(error):
-                    raise
-
-    async def _evaluate_one(self, waiting: deque[Job]) -> None:
-        ticket = await self._lifecycle.gate.acquire(evaluation=True)
-        if not waiting:
-            ticket.reject()
-            return
-        job = waiting.popleft()
-        self._jobs[job.id] = job
-        for member in self._attempts.begin(job, ticket):
-            conclude = await self._attempts.run(member)
-            conclude()
-        await checkpoint()
-
-    async def _evaluated(self) -> None:
-        """Wait until no evaluation runs.
-
-        Cancellation: nothing is changed.
-        """
-        while self._evaluations:
-            self._evaluation_over = anyio.Event()
-            await self._evaluation_over.wait()
-
     def _stream(self, dataset: Any, recipe: Recipe) -> Stream:
         """Return the stream of `dataset`, begun before or now. It holds the dataset, so that no other has its id."""
         if (stream := self._streams.get(id(dataset))) is None:
-            results = Results(self._budget, self._drop)
+            results = Results(self._budget, self._drop, self._finished_beside)
             self._boxes.add(results)
-            stream = self._streams[id(dataset)] = Stream(dataset, results, self._draw, recipe, self._most_failures)
+            stream = self._streams[id(dataset)] = Stream(
+                dataset, results, recipe, budget=self._budget, submit=self._draw, most=self._most_failures
+            )
             self._crew.also(stream.feed)
-        stream.recipe = recipe
+        stream.follow(recipe)
         return stream
 
     def _draw(self, stream: Stream, item: Any) -> None:
-        workflow, accept, group_size = stream.recipe
-        job = self._job(workflow, item, stream.results, accept=accept, group_size=group_size)
+        recipe = stream.recipe
+        job = self._job(recipe.workflow, item, stream.results, accept=recipe.accept, group_size=recipe.group_size)
         job.stream = stream
         self._submit(job)
 
     @contextmanager
     def _own_results(self) -> Iterator[Results]:
         """Give a place for results that one caller alone waits for; what is not taken by the end is dropped."""
-        own = Results(self._budget, self._drop, keeps_all=True)
+        own = Results(self._budget, self._drop, self._finished_beside, keeps_all=True)
         self._boxes.add(own)
         try:
             yield own

@@ -165,7 +165,7 @@ async def test_no_cancellation_makes_the_counters_drift(
             check(stage)
         if not interruption.reached:
             break
-    assert at > 3
+    assert at > 1
 
 
 async def test_a_rollout_whose_fate_is_unknown_counts_as_running_until_it_is_known() -> None:

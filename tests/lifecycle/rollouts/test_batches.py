@@ -39,18 +39,55 @@ async def test_a_batch_is_as_large_as_the_budget_says() -> None:
         assert seen == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
-async def test_no_more_is_drawn_than_was_admitted_and_one_ahead() -> None:
-    """The budget bounds what runs, and one item waits at the gate; after a version as many more are drawn."""
+async def test_no_more_is_drawn_than_the_budget_holds() -> None:
+    """As many run as the budget lets; after a version as many more are drawn."""
     async with staged(batch_size=2, max_staleness=1) as stage, anyio.create_task_group() as tasks:
         dataset = Dataset()
         waiting = start(tasks, lambda: stage.executor.batch(dataset, stage.script))
         await settled()
-        assert (stage.script.waiting, stage.executor.queued, dataset.drawn) == ([1, 2, 3, 4], 1, 5)
+        assert (stage.script.waiting, stage.executor.queued, dataset.drawn) == ([1, 2, 3, 4], 0, 4)
         stage.script.succeed(1, 2)
         await settled()
-        assert ([result.data for result in waiting.value], dataset.drawn) == ([1, 2], 5)
+        assert ([result.data for result in waiting.value], dataset.drawn) == ([1, 2], 4)
         await stage.publish()
-        assert (stage.script.waiting, dataset.drawn) == ([3, 4, 5, 6], 7)
+        await settled()
+        assert (stage.script.waiting, dataset.drawn) == ([3, 4, 5, 6], 6)
+
+
+async def test_one_item_waits_at_the_gate_where_fewer_may_run() -> None:
+    """It starts as soon as one that runs has ended, and nothing was drawn that might have to wait for long."""
+    async with staged(batch_size=8, max_staleness=1, max_concurrent=2) as stage, anyio.create_task_group() as tasks:
+        dataset = Dataset()
+        start(tasks, lambda: stage.executor.batch(dataset, stage.script))
+        await settled()
+        assert (stage.script.waiting, stage.executor.queued, dataset.drawn) == ([1, 2], 1, 3)
+        stage.script.succeed(1)
+        await settled()
+        assert (stage.script.waiting, stage.executor.queued, dataset.drawn) == ([2, 3], 1, 4)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+async def test_two_datasets_that_are_taken_in_turn_share_the_budget(max_staleness: int) -> None:
+    """Half of each batch from one and half from the other: neither takes the other's room by running ahead."""
+    async with staged(batch_size=4, max_staleness=max_staleness) as stage:
+        left, right = Dataset(), Dataset()
+        for version in range(1, 6):
+            for dataset in (left, right):
+                batch = await within(100, lambda dataset=dataset: stage.executor.batch(dataset, echo, size=2))  # type: ignore[misc]
+                assert [result.data for result in batch] == [2 * version - 1, 2 * version]
+            await stage.publish()
+
+
+async def test_several_batches_of_one_dataset_may_be_taken_in_one_version() -> None:
+    """Whoever waits for more is served from the budget, whatever was taken before."""
+    async with staged(batch_size=6, max_staleness=0) as stage:
+        dataset = Dataset()
+        for _ in range(3):
+            for _ in range(3):
+                await within(100, lambda: stage.executor.batch(dataset, echo, size=2))
+            await stage.publish()
+        assert dataset.drawn == 18 + 2
 
 
 async def test_the_fleet_is_kept_busy_between_two_calls() -> None:
@@ -185,3 +222,17 @@ async def test_a_batch_that_is_given_up_loses_nothing() -> None:
             await within(1, lambda: stage.executor.batch(dataset, stage.script))
         stage.script.succeed(2)
         assert [result.data for result in await stage.executor.batch(dataset, stage.script)] == [1, 2]
+
+
+async def test_a_repetition_takes_the_place_of_what_failed() -> None:
+    """Nothing further is drawn for an item that is run again."""
+    async with staged(batch_size=2, max_staleness=0, retries=1) as stage, anyio.create_task_group() as tasks:
+        dataset = Dataset()
+        waiting = start(tasks, lambda: stage.executor.batch(dataset, stage.script))
+        await settled()
+        stage.script.of(1).fail()
+        await settled()
+        assert (stage.script.waiting, stage.executor.queued, dataset.drawn) == ([2, 1], 0, 2)
+        stage.script.succeed(1, 2)
+        await settled()
+        assert [result.data for result in waiting.value] == [1, 2]

@@ -119,7 +119,7 @@ async def test_a_forgotten_dataset_is_drawn_no_more_and_holds_no_capacity() -> N
         assert (stage.counts, stage.executor.queued, stage.budget.capacity()) == ((3, 1, 0), 0, 1)
         stage.script.succeed(2, 3, 4)
         await settled()
-        assert (stage.counts, stage.budget.capacity(), dataset.drawn) == ((0, 1, 3), 4, 5)
+        assert (stage.counts, stage.budget.capacity(), dataset.drawn) == ((0, 1, 3), 4, 4)
 
 
 async def test_who_waits_for_a_batch_of_a_forgotten_dataset_is_told() -> None:

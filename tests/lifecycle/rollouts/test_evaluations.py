@@ -198,3 +198,20 @@ async def test_an_evaluation_whose_tasks_asyncio_cancels_has_every_result_all_th
         assert [result.data for result in waiting.value] == ["a", "b"]
         assert stage.lifecycle.running == 0
     gc.collect()
+
+
+async def test_filters_and_groups_are_for_training() -> None:
+    """An evaluation runs each item once, and every value is its result, whatever training would make of it."""
+    asked = []
+
+    async def never(value: Any) -> bool:
+        asked.append(value)
+        return False
+
+    async with staged(group_size=4, retries=2, accept=never) as stage:
+        results = await stage.executor.evaluate(["a", "b"], echo)
+        assert [(result.values, result.status) for result in results] == [
+            (("a",), RolloutStatus.ACCEPTED),
+            (("b",), RolloutStatus.ACCEPTED),
+        ]
+        assert asked == []

@@ -20,7 +20,7 @@ class Box:
     def __init__(self, *, keeps_all: bool = False, **options: Any) -> None:
         self.budget = StalenessBudget(batch_size=4, max_staleness=1, **options)
         self.dropped: list[int] = []
-        self.results = Results(self.budget, self._drop, keeps_all=keeps_all)
+        self.results = Results(self.budget, self._drop, lambda _: (), keeps_all=keeps_all)
 
     def _drop(self, results: Results, stale: list[Rollout]) -> None:
         for result in stale:

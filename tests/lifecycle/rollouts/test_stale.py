@@ -143,3 +143,31 @@ async def test_staleness_can_be_counted_from_the_oldest_token() -> None:
             (RolloutStatus.ACCEPTED, 0), (RolloutStatus.STALE, 1),
         ]  # fmt: skip
         assert [event.by_token for event in stage.of(events.RolloutConsumed)] == [0]
+
+
+async def test_a_rollout_that_ends_too_old_frees_its_place_with_nobody_waiting() -> None:
+    """At once, and not only when somebody looks for results."""
+    async with staged(batch_size=2, max_staleness=0) as stage:
+        stage.submit("a", "b")
+        await settled()
+        await stage.publish(consumed=0)
+        stage.script.succeed("a")
+        await settled()
+        assert (stage.executor.finished, stage.budget.capacity()) == (0, 1)
+        assert [(event.ticket, event.staleness) for event in stage.of(events.RolloutDiscarded)] == [(1, 1)]
+
+
+async def test_a_dataset_waits_for_what_lies_beside_it_too() -> None:
+    """Training can take two more rollouts of version 0 after this one: three are left, of which two still run."""
+    budget = {"on_stale": OnStale.WAIT}
+    async with staged(batch_size=2, max_staleness=1, budget=budget) as stage, anyio.create_task_group() as tasks:
+        stage.submit("a", "b", "c")
+        batch = start(tasks, lambda: stage.executor.batch(["d"], stage.script, size=1))
+        await settled()
+        stage.script.succeed("a", "d")
+        await settled()
+        assert not batch.done
+        stage.script.of("b").fail()
+        await settled()
+        assert bring(batch.value) == [("d", RolloutStatus.ACCEPTED)]
+        tasks.cancel_scope.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lifecycle import Episode, Rollout, RolloutStatus, events
+from lifecycle import Episode, Rollout, RolloutStatus, Ticket, events
 from lifecycle.rollouts import BlockingEpisode
 
 from .rollouts_rig import Script, echo, settled, staged, start
@@ -232,4 +232,20 @@ async def test_a_rollout_that_takes_too_long_has_failed() -> None:
         assert (isinstance(result.error, TimeoutError), script.runs[0].cancelled, anyio.current_time() < 10) == (
             True, True, True,
         )  # fmt: skip
+        assert stage.counts == (0, 0, 1)
+
+
+async def test_a_ticket_that_a_workflow_holds_is_left_to_it() -> None:
+    """What became of the attempt is not known: its capacity stays taken until whoever holds the ticket says so."""
+    held: list[Ticket] = []
+
+    async def workflow(episode: Episode, _: Any) -> Any:
+        episode.ticket.hold()
+        held.append(episode.ticket)
+        raise TimeoutError("the environment did not answer")
+
+    async with staged(batch_size=2) as stage:
+        result = await stage.executor.wait_for(stage.executor.submit(workflow, "a"))
+        assert (result.status, stage.counts) == (RolloutStatus.FAILED, (1, 0, 0))
+        held[0].reject()
         assert stage.counts == (0, 0, 1)

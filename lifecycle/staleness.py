@@ -222,9 +222,7 @@ class StalenessBudget:
 
 
 # attrs checks every assignment to a class with validators, which costs more than the counting.
-_running, _accepted, _rejected = (
-    vars(StalenessBudget)[name].__set__ for name in ("running", "accepted", "rejected")
-)
+_running, _accepted, _rejected = (vars(StalenessBudget)[name].__set__ for name in ("running", "accepted", "rejected"))
 
 
 class Unlimited(StalenessBudget):

@@ -11,7 +11,8 @@ WITHOUT = {
     "adapters/engines/http.py::HttpEngine.perform": "a dialect does no I/O; each of its calls gets the deadline",
     "adapters/engines/http.py::HttpEngine.generate": "a dialect does no I/O; each of its calls gets the deadline",
     "lifecycle/controller.py::Lifecycle.generate": "not to an engine: each of its segments gets Deadlines.generate",
-    "adapters/frontends/demo/rollouts.py::Rollouts._sample": "not to an engine: Lifecycle.generate has deadlines",
+    "lifecycle/rollouts/values.py::Episode.generate": "not to an engine: Lifecycle.generate has deadlines",
+    "adapters/frontends/demo/rollouts.py::answer": "not to an engine: Lifecycle.generate has deadlines",
 }
 """Calls of these names that take no timeout, and why."""
 EXCHANGES = {"adapters/engines/http.py::HttpEngine._call": "the one place where a dialect's call is made"}

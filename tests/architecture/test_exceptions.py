@@ -8,6 +8,8 @@ from .sites import Finder, called, sites, sites_in, stale, unlisted
 
 SUPPRESSED = {
     "lifecycle/journal.py::Journal.close": "what could not be written was told by the sync before",
+    "lifecycle/rollouts/datasets.py::Stream.batch": "no error: those who wait look again, and wait on",
+    "lifecycle/rollouts/running.py::_Call.run": "an event loop that is gone awaits no thread",
     "adapters/engines/process.py::EmbeddedEngine.stop": "a process that does not heed SIGTERM is killed next",
     "adapters/engines/process.py::_signal": "who is gone already has ended, which was asked for",
     "adapters/frontends/demo/fleet.py::own_address": "a host that is not found has its say when it is attached to",
@@ -20,6 +22,8 @@ SUPPRESSED = {
 """Where `contextlib.suppress` is right, and why."""
 KEPT = {
     "lifecycle/recorder.py::_call": "a subscriber is called synchronously: what it raises is its own, and is logged",
+    "lifecycle/rollouts/running.py::in_context": "thrown into the coroutine, which raises it or not",
+    "lifecycle/rollouts/running.py::_Call.run": "raised where the call is awaited",
     "adapters/engines/embedded/scheduler.py::Scheduler.call.run": "handed to the thread that asked, by its future",
     "adapters/engines/embedded/scheduler.py::Scheduler._run": "a scheduler that dies tells the server, which ends",
 }

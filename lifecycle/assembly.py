@@ -58,8 +58,8 @@ class Assembly:
         if initial_version is not None:
             a_version(initial_version)
         self.budget = budget if budget is not None else Unlimited()
-        if initial_version and not self.budget.submitted:
-            self.budget.restore(initial_version)
+        if initial_version is not None:
+            _bring_to(initial_version, self.budget)
         self.pause_mode = pause_mode
         self.deadlines = deadlines or Deadlines()
         self._transfer = transfer
@@ -112,6 +112,10 @@ class Assembly:
         """The submission gate, for executors. `admit()` is what others want."""
         return self._context.gate
 
+    def refuse_elsewhere(self) -> None:
+        """Raise `WrongEventLoop` in another event loop, or thread, than the one this lifecycle lives in."""
+        self._turn.refuse_elsewhere()
+
     def can(self, trigger: Trigger) -> bool:
         """Whether `trigger` could begin now. Changes nothing and never raises."""
         return self._machine.can(trigger)
@@ -152,6 +156,17 @@ class Assembly:
         if event.after is Standing.LOST:
             self._context.segments.interrupt(event.engine)
         self._context.segments.changed.give()
+
+
+def _bring_to(initial_version: int, budget: StalenessBudget) -> None:
+    """Let a budget that nothing was admitted from begin at `initial_version`. Raises `ValueError` for one beyond it."""
+    if budget.version > initial_version:
+        raise ValueError(
+            f"the budget is at version {budget.version} and initial_version is {initial_version}: say by "
+            "initial_version what the engines hold"
+        )
+    if not budget.submitted:
+        budget.restore(initial_version)
 
 
 def a_count(consumed: Any) -> int | None:

@@ -162,11 +162,11 @@ class Lifecycle(Assembly):
     async def undisturbed(self) -> AsyncIterator[None]:
         """Let no operation begin within, so that nothing is published: to evaluate. `close()` pre-empts all the same.
 
-        Calling an operation within raises `Reentrant`; one that is called from another task waits.
+        Calling an operation within raises `Reentrant`, also in a task that was begun within; others wait.
 
         Cancellation: operations may begin again.
         """
-        async with self._turn.held():
+        async with self._turn.kept():
             yield
 
     async def drain(self) -> None:

@@ -230,7 +230,7 @@ def _in_doubt(repeated: Acknowledgement, attempts: int, timeout: float) -> Ackno
     if repeated.done:
         return repeated
     return evolve(
-        repeated, outcome=Outcome.UNKNOWN, detail=f"{repeated.detail} ({attempts} attempts in {timeout:.3g} s)"
+        repeated, outcome=Outcome.UNKNOWN, detail=f"{repeated.detail} ({attempts} attempts, {timeout:.3g} s allowed)"
     )
 
 

@@ -188,12 +188,15 @@ class RolloutsFailing(LifecycleError, RuntimeError):
 
 
 class EndOfDataset(LifecycleError, LookupError):
-    """A dataset has ended, and less than a full batch is left of it."""
+    """A dataset has ended, and less than a full batch is left of it. Its cause is the last failure, if any."""
 
-    def __init__(self, wanted: int, left: int) -> None:
+    def __init__(self, wanted: int, left: int, failed: int = 0, rejected: int = 0) -> None:
         self.wanted = wanted
         self.left = left
-        super().__init__(f"the dataset has ended: {left} results are left and {wanted} are wanted")
+        self.failed = failed
+        self.rejected = rejected
+        losses = f"; {failed} of its rollouts failed and {rejected} were rejected" if failed or rejected else ""
+        super().__init__(f"the dataset has ended: {left} results are left and {wanted} are wanted{losses}")
 
 
 class JournalUnreadable(LifecycleError, ValueError):

@@ -3,6 +3,7 @@
 First come, first served, by a turnstile: a publication or a returned ticket wakes exactly those that can go.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from attrs import define, field
 from . import events as e
 from .checks import whole
 from .cohort import Cohort
-from .errors import LifecycleClosed, LifecycleError, LifecycleFaulted
+from .errors import LifecycleClosed, LifecycleError, LifecycleFaulted, WrongEventLoop
 from .recorder import Recorder
 from .states import MeasuredFrom, OnStale, State
 from .ticket import Ticket
@@ -51,6 +52,8 @@ class SubmissionGate:
         self._outside: set[int] = set()
         self._idle: list[anyio.Event] = []
         self._next_evaluation = 0
+        self._thread = 0
+        """Of the event loop that tickets are given out in."""
         self._watchers: tuple[Callable[[], None], ...] = ()
 
     @property
@@ -166,6 +169,8 @@ class SubmissionGate:
     def _leave_buffer(
         self, kind: type[e.RolloutConsumed | e.RolloutDiscarded], tickets: tuple[Ticket, ...]
     ) -> tuple[int, ...]:
+        if foreign := [ticket.id for ticket in tickets if not ticket.is_of(self._returned)]:
+            raise ValueError(f"tickets {foreign[:5]} were given out by somebody else")
         if odd := [ticket.id for ticket in tickets if not ticket.accepted]:
             raise ValueError(f"tickets {odd[:5]} were not accepted")
         if len({id(ticket) for ticket in tickets}) < len(tickets) or any(ticket.left_buffer for ticket in tickets):
@@ -189,6 +194,7 @@ class SubmissionGate:
         return self._state() in {State.RUNNING, State.SUSPENDED}
 
     def _issue(self, evaluation: bool, group_size: int) -> Ticket:
+        self._thread = threading.get_ident()
         if evaluation:
             whole("group_size", group_size, 1)
             # Numbered downwards, so that evaluations never share a number with rollouts of the budget.
@@ -202,6 +208,11 @@ class SubmissionGate:
         return ticket
 
     def _returned(self, ticket: Ticket) -> None:
+        if threading.get_ident() != self._thread:
+            raise WrongEventLoop(
+                f"ticket {ticket.id} belongs to another thread's event loop: settle it there, for instance by "
+                "anyio.from_thread.run_sync(ticket.accept)"
+            )
         if ticket.evaluation:
             self._outside.discard(ticket.id)
         else:
@@ -251,7 +262,7 @@ class Admission:
 def hopeless(state: State) -> LifecycleError | None:
     """Return the error for callers who would wait in vain in `state`."""
     if state is State.FAULTED:
-        return LifecycleFaulted("too few engines are left; recover() is the way out")
+        return LifecycleFaulted("too few engines are left; recover() is the way out once enough answer again")
     if state is State.CLOSED:
         return LifecycleClosed("the lifecycle is closed")
     return None

@@ -6,6 +6,7 @@ surprises are known by experiment for 0.9.3: the asynchronous machine swallows c
 checked only when it fires. Hence the plain machine, a table validated at import, and a model it never sees as its own.
 """
 
+import logging
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,10 @@ from .fleet import Fleet
 from .guards import Condition
 from .states import State, Trigger
 from .table import TRANSITIONS, Transition, rows
+
+# It tells at INFO of every step what our own events tell; a level that somebody has set stands.
+if (_chatter := logging.getLogger("transitions")).level == logging.NOTSET:
+    _chatter.setLevel(logging.WARNING)
 
 
 @define(slots=True)

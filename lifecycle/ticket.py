@@ -5,7 +5,7 @@ from collections.abc import Callable
 from attrs import define, field
 
 from .checks import whole
-from .errors import TicketSettled
+from .errors import TicketSettled, WrongEventLoop
 
 
 def _nobody(_: "Ticket") -> None:
@@ -17,7 +17,8 @@ class Ticket:
     """The right to run one rollout, or a group that is admitted and settled as a unit.
 
     It holds capacity from admission until it is settled, and the version at admission. Settled once: the same verdict
-    again changes nothing, another one raises `TicketSettled`.
+    again changes nothing, another one raises `TicketSettled`. In the event loop of the lifecycle only: elsewhere
+    settling raises `WrongEventLoop`.
     """
 
     id: int
@@ -65,6 +66,10 @@ class Ticket:
         """Whether it has been returned."""
         return self.accepted is not None
 
+    def is_of(self, returned: Callable[["Ticket"], None]) -> bool:
+        """Whether it was given out by whoever is told by `returned` that it comes back."""
+        return self._returned == returned
+
     def saw(self, versions: tuple[int | None, ...]) -> None:
         """Take note of the versions that made tokens of this rollout."""
         known = [version for version in versions if version is not None]
@@ -79,4 +84,8 @@ class Ticket:
             verdict = "accepted" if self.accepted else "rejected"
             raise TicketSettled(f"ticket {self.id} was already {verdict}")
         self.accepted, self.members = accepted, members
-        self._returned(self)
+        try:
+            self._returned(self)
+        except WrongEventLoop:  # nothing was counted
+            self.accepted, self.members = None, 0
+            raise

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import anyio
@@ -14,6 +15,8 @@ from .states import Trigger
 
 T = TypeVar("T")
 
+_kept: ContextVar[object | None] = ContextVar("rollout-lifecycle turn", default=None)
+
 
 class Turn:
     """Lets operations in one by one, first come first served, until `take_last` ends them all."""
@@ -22,6 +25,8 @@ class Turn:
         self._in_flight = in_flight
         self._lock = anyio.Lock()
         self._holder: int | None = None
+        self._keeper: object | None = None
+        """Stands for the present turn: whoever was begun within a turn that was kept knows it."""
         self._scope: anyio.CancelScope | None = None
         self._closing = False
         self._closed = False
@@ -34,6 +39,21 @@ class Turn:
         """
         async with self.held(wait=wait):
             return await work()
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Have the turn within, and let no task that is begun within ask for it: it would wait for ever.
+
+        Raises as `held()`.
+
+        Cancellation: the turn passes on.
+        """
+        async with self.held():
+            token = _kept.set(self._keeper)
+            try:
+                yield
+            finally:
+                _kept.reset(token)
 
     @asynccontextmanager
     async def held(self, *, wait: bool = True) -> AsyncIterator[None]:
@@ -56,13 +76,13 @@ class Turn:
         try:
             if self._closing:
                 raise LifecycleClosed("the lifecycle is closed")
-            self._holder = anyio.get_current_task().id
+            self._holder, self._keeper = anyio.get_current_task().id, object()
             with anyio.CancelScope() as self._scope:
                 yield
                 return
             raise LifecycleClosed("the lifecycle was closed during the operation")
         finally:
-            self._holder = self._scope = None
+            self._holder = self._keeper = self._scope = None
             self._lock.release()
 
     async def take_last(self, work: Callable[[], Awaitable[None]], *, announce: Callable[[], None]) -> None:
@@ -93,18 +113,22 @@ class Turn:
         """Raise `WrongEventLoop` in any event loop but the one of the first call: waiting there would be for ever."""
         here = _this_loop()
         self._home = self._home or here
-        if self._home != here:
+        if self._home != here or here is None:
             raise WrongEventLoop(
                 "this lifecycle lives in another event loop, perhaps of another thread: call it there, for instance by "
                 "anyio.from_thread.run()"
             )
 
     def _refuse_reentrance(self) -> None:
-        if self._holder is not None and self._holder == anyio.get_current_task().id:
+        within = self._keeper is not None and _kept.get() is self._keeper
+        if within or (self._holder is not None and self._holder == anyio.get_current_task().id):
             name = trigger.name if (trigger := self._in_flight()) else "another operation"
             raise Reentrant(f"called from inside {name}; operations do not nest")
 
 
 def _this_loop() -> Any:
     """Return what stands for the event loop that runs here: the loop itself on asyncio, since a token costs more."""
-    return asyncio._get_running_loop() or current_token()  # noqa: SLF001 - asyncio exports it under this name
+    try:
+        return asyncio._get_running_loop() or current_token()  # noqa: SLF001 - asyncio exports it under this name
+    except RuntimeError:  # there is none: a thread
+        return None

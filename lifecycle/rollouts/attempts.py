@@ -8,11 +8,13 @@ from typing import Any
 import anyio
 
 from lifecycle.controller import Lifecycle
+from lifecycle.errors import NoSuchRollout
 from lifecycle.ticket import Ticket
 
 from .crew import Conclusion
 from .jobs import Attempt, Job, Member
-from .running import ends_this_task, in_context, in_thread, is_async
+from .results import Results
+from .running import ends_this_task, in_context, in_thread, is_async, no_awaitable
 from .values import Accept, BlockingEpisode, Episode, RolloutStatus
 
 
@@ -81,26 +83,36 @@ class Attempts:
             status = RolloutStatus.FAILED
         return partial(self._conclude, attempt, status)
 
+    def revoke(self, results: Results) -> None:
+        """Cancel what runs for `results`, which nobody waits for any more."""
+        for attempt in self._running:
+            if attempt.job.results is results:
+                for scope in attempt.scopes:
+                    scope.cancel()
+
     def give_up(self) -> None:
         """Conclude what no task will: those that were cancelled before they began."""
         for attempt in list(self._running):
             self._conclude(attempt, RolloutStatus.FAILED)
 
     async def _value_of(self, attempt: Attempt, index: int) -> Any:
-        if self._timeout is None:
+        if self._timeout is None and not attempt.job.revocable:
             return await self._call(attempt, index)
         with anyio.move_on_after(self._timeout) as scope:
-            return await self._call(attempt, index)
-        if scope.cancelled_caught:
-            raise TimeoutError(f"rollout {attempt.job.id} took longer than {self._timeout:g} s")
-        return None
+            attempt.scopes.append(scope)
+            if not attempt.job.results.closed:
+                return await self._call(attempt, index)
+        if attempt.job.results.closed:
+            raise NoSuchRollout(f"nobody waits for rollout {attempt.job.id} any more")
+        raise TimeoutError(f"rollout {attempt.job.id} took longer than {self._timeout:g} s")
 
     async def _call(self, attempt: Attempt, index: int) -> Any:
         job = attempt.job
         workflow: Any = job.workflow
         if job.threaded:
             blocking = BlockingEpisode(self._lifecycle, attempt.ticket, job.id, index)
-            return await in_thread(partial(job.context.copy().run, workflow, blocking, job.data), self._threads)
+            call = partial(job.context.copy().run, workflow, blocking, job.data)
+            return no_awaitable(await in_thread(call, self._threads))
         episode = Episode(self._lifecycle, attempt.ticket, job.id, index)
         return await in_context(job.context.copy(), workflow(episode, job.data))
 
@@ -118,7 +130,7 @@ class Attempts:
     async def _judge(self, accept: Accept, value: Any, context: Context) -> bool:
         if is_async(accept):
             return bool(await in_context(context, accept(value)))
-        return bool(await in_thread(partial(context.run, accept, value), self._filter))
+        return bool(no_awaitable(await in_thread(partial(context.run, accept, value), self._filter)))
 
     def _fewest(self, group_size: int) -> int:
         """Return how many members make a group: by default two, since one alone can be compared with nothing."""

@@ -1,5 +1,7 @@
 """A dataset on its way through an executor: drawn from as rollouts are admitted, and handed over in batches."""
 
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -15,6 +17,10 @@ from lifecycle.staleness import StalenessBudget
 from .results import Results
 from .running import cancelled_alone
 from .values import Accept, Rollout, RolloutStatus, Workflow
+
+_log = logging.getLogger("lifecycle")
+
+_ROWS_TOLD = frozenset({100, 1_000, 10_000, 100_000})
 
 
 @frozen
@@ -58,6 +64,9 @@ class Stream:
         self._version = budget.version
         self._failures: list[BaseException] = []
         """What failed since the last rollout that did not."""
+        self._ends: Counter[RolloutStatus] = Counter()
+        self._in_vain = 0
+        """Rollouts in a row that brought nothing to train on."""
         self._room = anyio.Event()
         self._exhausted = False
         self._stopped = False
@@ -103,13 +112,27 @@ class Stream:
     def ended(self, result: Rollout) -> None:
         """Take note of what became of a job, and keep what training can use."""
         self._outstanding -= 1
+        self._ends[result.status] += 1
         if result.status is RolloutStatus.FAILED:
             self._failures.extend(result.errors[:1])
         else:
             self._failures.clear()
         if result.accepted:
+            self._in_vain = 0
             self.results.put(result)
+        else:
+            self._in_vain += 1
+            self._warn(result)
         self.look()
+
+    def _warn(self, result: Rollout) -> None:
+        """Say what would otherwise be seen by nobody: the first failure of a row, and a long row of rejections."""
+        if isinstance(result.error, genuine()):
+            return  # the executor is being closed
+        if len(self._failures) == 1:
+            _log.warning("rollout %d of a dataset failed (%s)", result.id, type(self._failures[0]).__name__)
+        elif self._in_vain in _ROWS_TOLD:
+            _log.warning("%d rollouts of a dataset in a row brought nothing to train on", self._in_vain)
 
     async def batch(self, size: int) -> list[Rollout]:
         """Wait for `size` results. Raises `EndOfDataset`, `RolloutsFailing`, or what the dataset raised.
@@ -170,7 +193,17 @@ class Stream:
                 if isinstance(error, genuine()):  # which the caller would take for its own cancellation
                     raise RuntimeError("drawing from the dataset was cancelled") from error
                 raise error
-            raise EndOfDataset(size, len(self.results))
+            raise self._end(size)
+
+    def _end(self, size: int) -> LifecycleError:
+        ends, last = self._ends, self._failures[-1] if self._failures else None
+        error: LifecycleError
+        if last is not None and not ends[RolloutStatus.ACCEPTED]:
+            error = RolloutsFailing(self._failures)
+        else:
+            error = EndOfDataset(size, len(self.results), ends[RolloutStatus.FAILED], ends[RolloutStatus.REJECTED])
+        error.__cause__ = last
+        return error
 
     async def _until_room(self) -> None:
         await checkpoint()

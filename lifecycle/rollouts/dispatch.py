@@ -62,8 +62,10 @@ class Dispatcher:
         self._waiting = False
         job = self._queue.popleft()
         self._starting = True
-        self._start(job, self._gate.issue(job.group_size))
-        self._starting = False
+        try:
+            self._start(job, self._gate.issue(job.group_size))
+        finally:
+            self._starting = False
         self._stand()
 
     def refuse(self, error: LifecycleError) -> None:
@@ -78,12 +80,14 @@ class Dispatcher:
         while self._queue and not self._waiting and not self.closed:
             job = self._queue.popleft()
             self._starting = True
-            ticket = self._gate.try_acquire(group_size=job.group_size)
-            if ticket is not None:
-                self._start(job, ticket)
-            else:
-                self._queue.appendleft(job)
-            self._starting = False
+            try:
+                ticket = self._gate.try_acquire(group_size=job.group_size)
+                if ticket is not None:
+                    self._start(job, ticket)
+                else:
+                    self._queue.appendleft(job)
+            finally:
+                self._starting = False
             if ticket is None:
                 self._stand()
 

@@ -1,5 +1,6 @@
 """`RolloutExecutor`: keeps rollouts running as far as the staleness budget allows, and hands over what they bring."""
 
+import logging
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,8 @@ from .jobs import Job
 from .results import Results
 from .values import Accept, Rollout, Workflow
 from .works import Works
+
+_log = logging.getLogger("lifecycle")
 
 
 class RolloutExecutor(Works):
@@ -159,6 +162,7 @@ class RolloutExecutor(Works):
         size: int | None = None,
         accept: Accept | None = None,
         group_size: int | None = None,
+        timeout: float | None = None,
     ) -> list[Rollout]:
         """Wait for a full batch of accepted rollouts, oldest first, and keep the fleet busy with the next ones.
 
@@ -167,18 +171,19 @@ class RolloutExecutor(Works):
         filtered out or dropped for its age is replaced by further items. An iterable is iterated on the event loop: let
         a slow one be asynchronous.
 
-        `size`: results in a batch; `None`: as many groups as the budget's `batch_size` holds.
+        `size`: results in a batch; `None`: as many groups as the budget's `batch_size` holds. `timeout`: seconds;
+        `None`: no limit.
 
         Raises `EndOfDataset` when the items left make no full batch; results that are left can be had with a smaller
-        `size`. `RolloutsFailing` when `max_consecutive_failures` in a row have failed, and the next call tries again;
-        what the dataset raised; `ValueError` for a batch that never fits, or a budget without bound; otherwise as
-        `wait()`.
+        `size`. `RolloutsFailing` when `max_consecutive_failures` in a row have failed, or all of a dataset that has
+        ended, and the next call tries again; `TimeoutError`, with nothing lost; what the dataset raised; `ValueError`
+        for a batch that never fits, or a budget without bound; otherwise as `wait()`.
 
         Cancellation: nothing is taken; the dataset goes on.
         """
         if isinstance(self._budget, Unlimited):  # which would let the dataset run to its end
             raise ValueError("batch() needs a lifecycle with a StalenessBudget")  # noqa: TRY004 - of a right type
-        group_size = self._group_size if group_size is None else group_size
+        group_size = self._group_size if group_size is None else whole("group_size", group_size, 1)
         size = self._batch_size(group_size) if size is None else whole("size", size, 1)
         self._refuse_what_never_fits(size, group_size)
         self._refuse_closed()
@@ -186,7 +191,7 @@ class RolloutExecutor(Works):
         stream = self._stream(dataset, Recipe(workflow, accept, group_size, share))
         try:
             self._refuse_in_vain(stream.results, size)
-            return self._delivered(await stream.batch(size))
+            return self._delivered(await self._in_time(stream.batch, size, timeout))
         except EndOfDataset as end:
             if not end.left:
                 self.forget(dataset)
@@ -208,8 +213,10 @@ class RolloutExecutor(Works):
         while True:
             try:
                 batch = await self.batch(dataset, workflow, size=size, accept=accept, group_size=group_size)
-            except EndOfDataset:
+            except EndOfDataset as end:
                 self.forget(dataset)
+                if end.failed:
+                    _log.warning("%s", end)
                 return
             yield batch
 
@@ -270,12 +277,15 @@ class RolloutExecutor(Works):
             self._budget.max_concurrent or 256 if concurrency is None else whole("concurrency", concurrency, 1)
         )
         with self._own_results() as own:
-            jobs = [self._evaluation_of(workflow, item, own) for item in dataset]
+            items = list(dataset)
             async with self._lifecycle.undisturbed():
                 self._refuse_closed()
                 self._refuse_where_nothing_is_evaluated()
-                with anyio.fail_after(timeout):
+                jobs = [self._evaluation_of(workflow, item, own) for item in items]
+                with anyio.move_on_after(timeout) as scope:
                     await self._evaluations.run(jobs, concurrency)
+                if scope.cancelled_caught:
+                    raise TimeoutError(f"{len(own)} of {len(jobs)} evaluations ended within {timeout:g} s")
                 self._refuse_closed()
             return sorted(own.take_all(), key=lambda result: result.id)
 

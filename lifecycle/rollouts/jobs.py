@@ -3,6 +3,7 @@
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from attrs import define, field
 
 from lifecycle.ticket import Ticket
@@ -33,6 +34,8 @@ class Job:
     """Of whoever submitted it."""
     stream: "Stream | None" = None
     """The dataset that it was drawn from."""
+    revocable: bool = False
+    """Whoever waits for it may give it up while it runs."""
 
 
 @define(eq=False)
@@ -46,6 +49,8 @@ class Attempt:
     values: dict[int, Any] = field(factory=dict)
     """By member; without those that were lost or returned `None`."""
     errors: list[BaseException] = field(factory=list)
+    scopes: list[anyio.CancelScope] = field(factory=list)
+    """Of members that can be cancelled one by one."""
 
     def result(self, status: RolloutStatus) -> Rollout:
         """Return what the job comes to with this attempt."""

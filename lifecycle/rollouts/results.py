@@ -64,6 +64,11 @@ class Results:
         """How many are there."""
         return len(self._heap)
 
+    @property
+    def waited(self) -> int:
+        """How many callers wait."""
+        return len(self._takers)
+
     def put(self, result: Rollout) -> None:
         """Add a result; whoever waits first is woken if that makes enough. Dropped where nobody will come for it."""
         if self.closed:

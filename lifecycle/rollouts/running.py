@@ -1,6 +1,7 @@
 """Ways to run users' code: in a context of its own, or in a thread that is never forgotten."""
 
 import asyncio
+import functools
 import inspect
 import math
 import threading
@@ -22,11 +23,23 @@ T = TypeVar("T")
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine: also for an object whose `__call__` does."""
+    """Whether calling `function` gives a coroutine: also of a partial, a decorated function, or a callable object."""
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & inspect.CO_COROUTINE:  # nearly always, and cheaper to see
         return True
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def no_awaitable(value: T) -> T:
+    """Return `value`. Raises `TypeError` for what nobody has awaited: of a lambda around a coroutine function, say."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise TypeError("it looked like an ordinary function, ran in a thread, and returned a coroutine: use async def")
+    return value
 
 
 def cancelled_alone(error: BaseException) -> bool:

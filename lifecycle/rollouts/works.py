@@ -1,8 +1,9 @@
 """What an executor is made of, and what goes on inside while its callers wait."""
 
 import itertools
+import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
@@ -15,7 +16,7 @@ from lifecycle.controller import Lifecycle
 from lifecycle.errors import ExecutorClosed, LifecycleClosed
 from lifecycle.gate import hopeless
 from lifecycle.shielding import to_the_end
-from lifecycle.states import OnStale
+from lifecycle.states import OnStale, State
 from lifecycle.ticket import Ticket
 
 from .attempts import Attempts
@@ -27,6 +28,8 @@ from .jobs import Attempt, Job
 from .results import Results
 from .running import cancelled_alone, is_async
 from .values import Accept, Rollout, RolloutStatus, Workflow
+
+_log = logging.getLogger("lifecycle")
 
 _REMEMBERED = 1_000
 """Rollouts without a result for training, whose fate `wait_for()` can still tell."""
@@ -78,6 +81,7 @@ class Works:
         self._ids = itertools.count(1)
         self.outcomes: Counter[RolloutStatus] = Counter()
         """What became of rollouts so far. Accepted ones that were dropped for their age count twice."""
+        self._told_stuck = False
         self._entered: Crew | None = None
         self._closed = False
         self._over = anyio.Event()
@@ -159,7 +163,7 @@ class Works:
         if not callable(workflow):
             raise TypeError(f"a workflow is a function of (episode, data), got {workflow!r}")
         group_size = self._group_size if group_size is None else group_size
-        if group_size != self._group_size:
+        if group_size is not self._group_size:
             self._lifecycle.gate.refuse_what_never_fits(group_size)
         return Job(
             id=next(self._ids),
@@ -171,17 +175,21 @@ class Works:
             retries=self._retries if retries is None else whole("retries", retries, 0),
             results=results,
             context=copy_context(),
+            revocable=results is not self._results,
         )
 
     def _submit(self, job: Job) -> None:
+        self._lifecycle.refuse_elsewhere()
         self._refuse_closed()
         if isinstance(error := hopeless(self._lifecycle.state), LifecycleClosed):
             raise error
         self._jobs[job.id] = job
         self._dispatcher.add(job)
+        self._warn_where_stuck()
 
     def _start(self, job: Job, ticket: Ticket) -> None:
         """Run an admitted job. Called where room appears, be it in the midst of a publication."""
+        self._told_stuck = False
         if job.stream is not None:
             job.stream.admitted()
         for member in self._attempts.begin(job, ticket):
@@ -205,6 +213,7 @@ class Works:
             self._file(job.results, result)
         if self._budget.on_stale is OnStale.WAIT:
             self._refresh()
+        self._warn_where_stuck()
 
     def _file(self, results: Results, result: Rollout) -> None:
         if (
@@ -250,11 +259,14 @@ class Works:
     async def _taken(self, results: Results, count: int, timeout: float | None) -> list[Rollout]:
         self._refuse_closed()
         self._refuse_in_vain(results, count)
-        try:
-            with anyio.fail_after(timeout):
-                return await results.take(count)
-        except TimeoutError:
-            raise TimeoutError(f"{count} results were not there within {timeout:g} s: {self._standing()}") from None
+        return await self._in_time(results.take, count, timeout)
+
+    async def _in_time(
+        self, take: Callable[[int], Awaitable[list[Rollout]]], count: int, timeout: float | None
+    ) -> list[Rollout]:
+        with anyio.move_on_after(timeout):
+            return await take(count)
+        raise TimeoutError(f"{count} results were not there within {timeout:g} s: {self._standing()}")
 
     def _stream(self, dataset: Any, recipe: Recipe) -> Stream:
         """Return the stream of `dataset`, begun before or now. It holds the dataset, so that no other has its id."""
@@ -290,6 +302,7 @@ class Works:
             del self._jobs[job.id]
         results.close()
         self._boxes.discard(results)
+        self._attempts.revoke(results)
 
     def _changed(self) -> None:
         """Look at everything anew: a state, a version or the capacity has changed."""
@@ -315,6 +328,25 @@ class Works:
     def _refuse_in_vain(self, results: Results, count: int) -> None:
         if len(results) < count and (error := hopeless(self._lifecycle.state)) is not None:
             raise error
+
+    def _warn_where_stuck(self) -> None:
+        """Say once what only a publication, or somebody who takes results, can change."""
+        if self._attempts or not self._dispatcher or self._budget.running or self._told_stuck:
+            return
+        waited = [results for results in self._boxes if results.waited]
+        if not waited or self._lifecycle.state is not State.RUNNING or self._budget.capacity() >= self._dispatcher.size:
+            return
+        self._told_stuck = True
+        beside = sum(len(results) for results in self._boxes if not results.waited)
+        _log.warning(
+            "an executor waits, nothing runs, and the budget of %d rollouts is used up at version %d: what was taken "
+            "counts until the next publication%s",
+            self._budget.bound,
+            self._budget.version,
+            f"; {beside} results of other datasets or submissions wait to be taken: forget() the dataset if nobody will"
+            if beside
+            else "",
+        )
 
     def _standing(self) -> str:
         """Say how things stand, for errors."""

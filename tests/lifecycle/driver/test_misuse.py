@@ -79,10 +79,22 @@ async def test_a_count_that_makes_no_sense_is_refused_before_anything_is_done(co
     await leave(stage)
 
 
+@pytest.mark.parametrize("options", [{}, {"initial_version": 4}])
+def test_a_budget_beyond_the_initial_version_is_refused(options: dict[str, Any]) -> None:
+    """Everything admitted would be too old at once: who takes up a run again says what its engines hold."""
+    budget = StalenessBudget(batch_size=4, max_staleness=1)
+    budget.restore(5)
+    with pytest.raises(ValueError, match="the budget is at version 5 and initial_version is"):
+        rig(1, budget=budget, **options)
+    rig(1, budget=budget, initial_version=5)
+    assert budget.capacity() == 8
+
+
 @pytest.mark.anyio
 async def test_a_version_behind_the_budget_is_refused_before_anything_is_done() -> None:
-    """A budget that is further on than the lifecycle, or shared by two, would not take the version after the commit."""
-    stage = rig(2, budget=StalenessBudget(batch_size=4, max_staleness=1, version=5))
+    """A budget that somebody else has advanced would not take the version after the commit."""
+    stage = rig(2, budget=StalenessBudget(batch_size=4, max_staleness=1))
+    stage.lifecycle.budget.advance(5)
     async with stage.lifecycle as lifecycle:
         with pytest.raises(errors.TransitionRefused, match="version 1 is behind the staleness budget's 5"):
             await lifecycle.publish(SOURCE, version=1)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from lifecycle import Episode
-from lifecycle.errors import EndOfDataset
+from lifecycle.errors import EndOfDataset, RolloutsFailing
 
 from .rollouts_rig import Dataset, echo, outcome_of, settled, staged, start, within
 
@@ -162,3 +162,68 @@ async def test_a_stray_cancellation_of_a_dataset_is_an_error_of_the_dataset() ->
         with pytest.raises((RuntimeError, asyncio.CancelledError)):
             await stage.executor.batch(stray(), echo)
         assert [result.data for result in await stage.executor.batch(Dataset(2), echo)] == [1, 2]
+
+
+async def _broken(_: Episode, data: Any) -> Any:
+    raise KeyError(data)
+
+
+async def test_a_dataset_of_which_everything_fails_is_no_empty_dataset() -> None:
+    """However short it is: its end is told as what it is, with the causes."""
+    async with staged(batch_size=2) as stage:
+        executor = stage.executor
+        for call in (executor.batch([1, 2, 3], _broken), anext(executor.batches([1], _broken))):
+            with pytest.raises(RolloutsFailing) as caught:
+                await call
+            assert {type(cause) for cause in caught.value.causes} == {KeyError}
+            assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_the_end_of_a_dataset_tells_what_was_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """How many failed and how many were rejected, and the last failure as its cause; the log has it, too."""
+
+    async def workflow(_: Episode, data: int) -> Any:
+        if data > 2:
+            raise KeyError(data)
+        return data if data == 1 else None
+
+    async with staged(batch_size=2) as stage:
+        with pytest.raises(EndOfDataset, match="2 of its rollouts failed and 1 were rejected") as caught:
+            await stage.executor.batch([1, 2, 3, 4], workflow)
+        assert (caught.value.left, caught.value.failed, caught.value.rejected) == (1, 2, 1)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert [batch async for batch in stage.executor.batches([1, 2, 3, 4], workflow)] == []
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len([line for line in told if "of a dataset failed (KeyError)" in line]) == 2
+    assert len([line for line in told if line.startswith("the dataset has ended")]) == 1
+
+
+async def test_a_filter_that_takes_nothing_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """It may be meant so; it must not be unseen."""
+
+    async def nothing(_: Any) -> bool:
+        return False
+
+    async with staged(batch_size=2) as stage:
+        await outcome_of(lambda: stage.executor.batch(range(1500), echo, accept=nothing))
+    told = [record.getMessage() for record in caplog.records if "in a row brought nothing" in record.getMessage()]
+    assert [line.split()[0] for line in told] == ["100", "1000"]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_wait_that_only_a_publication_ends_is_told_once(caplog: pytest.LogCaptureFixture, beside: bool) -> None:
+    """Batches without a publication between them, or a new dataset each time: nothing runs, and nothing can."""
+    async with staged(batch_size=2, max_staleness=1 if beside else 0) as stage:
+        dataset = Dataset()
+        await stage.executor.batch(dataset, echo)
+        await settled()
+        other = Dataset() if beside else dataset
+        with pytest.raises(TimeoutError, match=r"2 results were not there within 5 s: .* staleness capacity 0"):
+            await stage.executor.batch(other, echo, timeout=5)
+        told = [record.getMessage() for record in caplog.records if "nothing runs" in record.getMessage()]
+        assert len(told) == 1
+        assert ("2 results of other datasets" in told[0]) is beside
+        if beside:
+            stage.executor.forget(dataset)
+        await stage.publish()
+        assert len(await within(5, lambda: stage.executor.batch(other, echo))) == 2

@@ -117,7 +117,7 @@ async def test_a_refusal_after_a_lost_reply_leaves_a_pause_in_doubt(applied: boo
     """The first pause may have landed: that the second was refused does not make it undone, and the debt stands."""
     bench = _bench(LoseReply(applied=applied), Refuse("already paused"))
     result = await bench.effects.fan_out(e.PauseGeneration, ["left"])
-    detail = "already paused (2 attempts in 30 s)"
+    detail = "already paused (2 attempts, 30 s allowed)"
     assert result.acknowledgements["left"] == Acknowledgement(outcome=Outcome.UNKNOWN, detail=detail)
     assert bench.cohort.ledger.owed("left") is not None
 

@@ -202,9 +202,10 @@ class Lifecycle(Assembly):
         evaluation. `on_tokens`: called with every token of the generation, each once and in order, as early as it is
         known: with `request.stream` as the engine makes them. It must be quick; what it raises ends the generation.
 
-        Raises `GenerationRefused` for a request that no engine will take, `GenerationInterrupted` when attempt after
-        attempt brings no token, `TicketSettled`, `LifecycleFaulted` or `LifecycleClosed`; `ValueError` for `on_tokens`
-        with `partial_rollout=False`, whose tokens may be discarded.
+        Raises `GenerationRefused` for a request that no engine will take, `GenerationInterrupted` when
+        `request.retry_budget` attempts in a row keep no token, or when an engine takes back what `on_tokens` was given,
+        `TicketSettled`, `LifecycleFaulted` or `LifecycleClosed`; `ValueError` for `on_tokens` with
+        `partial_rollout=False`, whose tokens may be discarded.
 
         Cancellation: the engine is told by the closed connection; the ticket stays with the caller.
         """

@@ -179,7 +179,7 @@ class NoSuchRollout(LifecycleError, LookupError):
 
 
 class RolloutsFailing(LifecycleError, RuntimeError):
-    """So many rollouts in a row failed that it is no accident."""
+    """`max_consecutive_failures` rollouts of a dataset failed in a row; `causes` holds their errors, oldest first."""
 
     def __init__(self, causes: Sequence[BaseException]) -> None:
         self.causes = tuple(causes)

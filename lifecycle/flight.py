@@ -64,7 +64,7 @@ class Flight:
 
     @property
     def retracted(self) -> bool:
-        """Whether the user was given tokens that turned out to be none."""
+        """Whether the user was given tokens that the engine then took back."""
         return self._told > len(self._ids)
 
     def _stop(self) -> None:

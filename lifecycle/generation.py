@@ -52,12 +52,13 @@ class GenerationRequest:
     session: str | None = None
     """Requests of one session go to one engine while it serves."""
     stream: bool = False
-    """Have the engine send tokens as it makes them, so that those it sent before it died are kept. Costs CPU time."""
+    """Have the engine send tokens as it makes them, so that those it sent before it died are kept. Costs CPU time. An
+    engine that cannot (`Capabilities.streams`) answers as a whole."""
     partial_rollout: bool = True
     """After an interruption go on from the tokens made so far. `False`: discard them, and begin again."""
     retry_budget: int = field(default=8, validator=attrs.validators.ge(1))
-    """Attempts in a row without a token that is kept, and without a pause that explains it, after which it is given
-    up."""
+    """Attempts in a row that keep no token, and that no pause explains, after which `GenerationInterrupted` is raised,
+    int ≥ 1."""
     images: tuple[str, ...] = field(default=(), converter=_tuple)
     extra: dict[str, Any] = field(factory=dict, converter=_own)
     """Passed through to the server's sampling parameters."""

@@ -1,7 +1,7 @@
 """Which engine a generation request goes to. Synchronous; sends nothing."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 import anyio
 
@@ -22,14 +22,14 @@ class Router:
         """Engines that did not answer, and until when others are asked before them."""
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
-    def choose(self, serving: Iterable[str], session: str | None) -> str:
+    def choose(self, serving: Sequence[str], session: str | None) -> str:
         """Return the session's engine while it serves, otherwise the one with the fewest requests in flight.
 
         Costs time in proportion to the number of engines that serve, of which there must be at least one.
         """
         suspect = self._suspects()
         engine = self._sessions.get(session) if session is not None else None
-        if engine is None or engine in suspect or engine not in (serving := tuple(serving)):
+        if engine is None or engine in suspect or engine not in serving:
             engine = min(serving, key=lambda name: (name in suspect, self._load[name], self._chosen[name]))
         if session is not None:
             self._remember(session, engine)

@@ -18,10 +18,10 @@ from .routing import Router
 from .states import State
 from .ticket import Ticket
 
-_FIRST_BACKOFF = 0.05
+_FIRST_BACKOFF = 0.1
+"""Seconds, doubled for each further attempt in vain."""
 _LONGEST_BACKOFF = 2.0
-_IN_VAIN = {True: "brought no token", False: "brought no token that could be kept"}
-"""What is said of attempts, by whether partial rollouts are wanted."""
+"""Seconds."""
 
 
 class Signal:
@@ -109,7 +109,7 @@ class Segments:
             if self.aborts != aborts:
                 return progress.result("abort")
             if progress.fruitless >= request.retry_budget:
-                in_vain = _IN_VAIN[request.partial_rollout]
+                in_vain = "brought no token" if request.partial_rollout else "brought no token that could be kept"
                 raise GenerationInterrupted(f"{progress.fruitless} attempts in a row {in_vain}") from flight.fault
             if progress.fruitless:
                 await self._back_off(progress.fruitless)
@@ -122,7 +122,7 @@ class Segments:
 
     async def _back_off(self, attempts: int) -> None:
         """Wait longer after each attempt, or until something changes."""
-        with anyio.move_on_after(min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**attempts)):
+        with anyio.move_on_after(min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** (attempts - 1))):
             await self.changed.wait()
 
     def abort(self) -> None:

@@ -46,9 +46,13 @@ class StalenessBudget:
     measured_from: MeasuredFrom = field(default=MeasuredFrom.ADMISSION, validator=instance_of(MeasuredFrom))
     """Which version their staleness is counted from."""
     version: int = field(default=0, validator=_at_least(0))
+    """The published version; `advance()` sets it."""
     running: int = field(default=0, validator=_at_least(0), on_setattr=NO_OP)
+    """Rollouts that hold a ticket."""
     accepted: int = field(default=0, validator=_at_least(0), on_setattr=NO_OP)
+    """Rollouts accepted in the whole run so far, whether training took them, will take them, or dropped them."""
     rejected: int = field(default=0, validator=_at_least(0), on_setattr=NO_OP)
+    """Rollouts rejected in the whole run so far."""
     _excess: int = field(default=0, init=False)
     """Accepted rollouts beyond `batch_size` a version that left the buffer (negative: fewer did)."""
     _taken: int | None = field(default=None, init=False)
@@ -69,17 +73,17 @@ class StalenessBudget:
         return self.accepted - self._excess
 
     @property
-    def bound(self) -> int:
+    def max_unconsumed(self) -> int:
         """The most rollouts that can be running, or accepted and not yet consumed, at once."""
         return (self.max_staleness + 1) * self.batch_size
 
     @property
     def largest_group(self) -> int:
         """The most rollouts that can be admitted as one group."""
-        return self.bound if self.max_concurrent is None else min(self.bound, self.max_concurrent)
+        return self.max_unconsumed if self.max_concurrent is None else min(self.max_unconsumed, self.max_concurrent)
 
     @property
-    def out(self) -> Iterable[Ticket]:
+    def unsettled(self) -> Iterable[Ticket]:
         """The tickets that are not settled, oldest first."""
         return self._out.values()
 
@@ -144,8 +148,8 @@ class StalenessBudget:
     def staleness(self, ticket: Ticket) -> int:
         """Return how many versions old its rollout is now, counted as `measured_from` says."""
         since = ticket.version
-        if self.measured_from is MeasuredFrom.OLDEST_TOKEN and ticket.oldest_token is not None:
-            since = ticket.oldest_token
+        if self.measured_from is MeasuredFrom.OLDEST_TOKEN and ticket.oldest_token_version is not None:
+            since = ticket.oldest_token_version
         return self.version - (since or 0)
 
     def is_stale(self, ticket: Ticket) -> bool:
@@ -232,7 +236,7 @@ class Unlimited(StalenessBudget):
         super().__init__(batch_size=1, max_staleness=0, on_stale=OnStale.KEEP)
 
     @property
-    def bound(self) -> int:
+    def max_unconsumed(self) -> int:
         """A number that is never used up."""
         return sys.maxsize
 

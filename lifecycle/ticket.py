@@ -33,7 +33,7 @@ class Ticket:
     """`None` while the rollout runs."""
     members: int = field(default=0, init=False)
     """Rollouts of it that training will use: 0 until it is accepted."""
-    oldest_token: int | None = field(default=None, init=False)
+    oldest_token_version: int | None = field(default=None, init=False)
     """The oldest version that made one of its tokens, as far as they came through `Lifecycle.generate()`."""
     held: bool = field(default=False, init=False)
     """Neither leaving `admit()` nor an executor returns it."""
@@ -73,9 +73,9 @@ class Ticket:
     def saw(self, versions: tuple[int | None, ...]) -> None:
         """Take note of the versions that made tokens of this rollout."""
         known = [version for version in versions if version is not None]
-        if self.oldest_token is not None:
-            known.append(self.oldest_token)
-        self.oldest_token = min(known, default=None)
+        if self.oldest_token_version is not None:
+            known.append(self.oldest_token_version)
+        self.oldest_token_version = min(known, default=None)
 
     def _settle(self, accepted: bool, members: int) -> None:
         if self.accepted is accepted:

@@ -100,7 +100,7 @@ class EventStream:
                 await self._response.aclose()
             else:
                 # The generators of httpx and httpcore end when reading is cancelled, and close the connection. One that
-                # were left suspended would be found by the garbage collector, which trio complains of.
+                # is left suspended is found by the garbage collector, and trio warns about it.
                 scope.cancel()
                 while self._end is None:
                     await self._receive()

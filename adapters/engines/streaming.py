@@ -129,9 +129,9 @@ def _read(event: HttpEvent, read: Reader, arrivals: Arrivals) -> Chunk:
         raise _failure(body, arrivals)
     try:
         return read(body, arrivals)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        if isinstance(error, errors.LifecycleError):
-            raise
+    except errors.LifecycleError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError):
         raise errors.EngineUnavailable(arrivals.engine, "an event of the stream is not a generation") from None
 
 
@@ -139,9 +139,8 @@ def _failure(body: dict[str, Any], arrivals: Arrivals) -> errors.LifecycleError:
     """Return what an error in the middle of a stream means: behind a status of 200 comes the real one."""
     told = body.get("error", body)
     code = told.get("code") if isinstance(told, dict) else None
-    words = f"error {code} in the stream: {said_of_generation(HttpReply(status=200, data=body))}".replace(
-        " None", "", 1
-    )
+    error = "error" if code is None else f"error {code}"
+    words = f"{error} in the stream: {said_of_generation(HttpReply(status=200, data=body))}"
     # Once it has made tokens, the request was none to refuse.
     if isinstance(code, int) and refuses(code) and not arrivals.ids:
         return errors.GenerationRefused(f"{arrivals.engine} refused a generation request: {words}")

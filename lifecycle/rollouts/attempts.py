@@ -147,10 +147,13 @@ class Attempts:
         self._running.discard(attempt)
         ticket, job = attempt.ticket, attempt.job
         self.settling = True
-        if ticket.settled:  # by the workflow itself: its word counts
-            status = RolloutStatus.ACCEPTED if ticket.accepted else RolloutStatus.REJECTED
+        nothing = RolloutStatus.FAILED if attempt.errors else RolloutStatus.REJECTED
+        if ticket.settled:  # by the workflow itself: its word counts, where there is a value to it
+            if ticket.accepted and not attempt.values and not ticket.left_buffer:
+                self._lifecycle.discard([ticket])
+            status = RolloutStatus.ACCEPTED if ticket.accepted and attempt.values else nothing
         elif ticket.held:  # whoever holds it settles it
-            status = RolloutStatus.FAILED if attempt.errors else RolloutStatus.REJECTED
+            status = nothing
         elif status is not RolloutStatus.ACCEPTED:
             ticket.reject()
         elif job.results.closed:  # nobody will take it

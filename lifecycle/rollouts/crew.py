@@ -15,7 +15,8 @@ from .running import cancelled_alone
 Conclusion = Callable[[], None]
 
 _IN_A_ROW = 32
-"""Workflows that never wait must not keep everybody else from running; letting the others run costs as much as one."""
+"""Members that a task runs before it yields to the event loop: workflows that never wait must not starve it. Not after
+each, since a yield costs as much as such a workflow."""
 
 
 class Crew:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -217,6 +217,27 @@ class Stream:
             self._version, self._taken = self._budget.version, 0
         here = self._outstanding + len(self.results) + self.results.reserved
         return here if self._wanted else here + self._taken
+
+
+class Batches(AsyncIterator[list[Rollout]]):
+    """Full batches of a dataset, until it ends. No generator: that would have to be closed when it is left early."""
+
+    def __init__(self, batch: Callable[[], Awaitable[list[Rollout]]], forget: Callable[[], None]) -> None:
+        self._batch = batch
+        self._forget = forget
+
+    async def __anext__(self) -> list[Rollout]:
+        """Wait for the next batch.
+
+        Cancellation: nothing is taken.
+        """
+        try:
+            return await self._batch()
+        except EndOfDataset as end:
+            self._forget()
+            if end.failed:
+                _log.warning("%s", end)
+            raise StopAsyncIteration from None
 
 
 class _LookAgain(LifecycleError):

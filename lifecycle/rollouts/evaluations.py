@@ -1,4 +1,4 @@
-"""Evaluations: rollouts outside the budget, so many at once."""
+"""Evaluations: rollouts outside the budget, no more than a given number at once."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Evaluations:
         self._one_over = anyio.Event()
 
     async def run(self, jobs: Iterable[Job], concurrency: int) -> None:
-        """Run `jobs`, so many at once. Returns early where `cancel()` is called.
+        """Run `jobs`, at most `concurrency` at once. Returns early where `cancel()` is called.
 
         Cancellation: those that run are given up.
         """

@@ -1,7 +1,7 @@
 """`RolloutExecutor`: keeps rollouts running as far as the staleness budget allows, and hands over what they bring."""
 
-import logging
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,13 +13,11 @@ from lifecycle.gate import hopeless
 from lifecycle.staleness import Unlimited
 from lifecycle.states import State, Trigger
 
-from .datasets import Recipe
+from .datasets import Batches, Recipe
 from .jobs import Job
 from .results import Results
 from .values import Accept, Rollout, Workflow
 from .works import Works
-
-_log = logging.getLogger("lifecycle")
 
 
 class RolloutExecutor(Works):
@@ -42,15 +40,17 @@ class RolloutExecutor(Works):
 
     Args:
         lifecycle: Attached before the executor is entered, and closed after it is left.
-        group_size: Members of each rollout, int ≥ 1 (GRPO's n): the workflow runs so often for the same data, and they
-            are admitted and settled as a unit.
-        min_members: A group that lost members, since they raised, took too long or returned `None`, is still accepted
-            with so many. `None`: with two.
+        group_size: Members of each rollout, int ≥ 1 (GRPO's n): the workflow runs once for each of them, on the same
+            data, and they are admitted and settled as a unit.
+        min_members: The fewest members with which a group is accepted; the others raised, took too long or returned
+            `None`. int from 1 to `group_size`; `None`: 2, or 1 where `group_size` is 1.
         accept: Filter for values (for groups: the tuple of values), unless `submit()` or `batch()` names another.
         retries: How often a rollout that failed is run again, with a new ticket, before that is its result, int ≥ 0.
         timeout: Seconds that a member may take. `None`: no limit, so that one that hangs holds its capacity for ever.
-        max_queued: Submissions that may wait for admission; one more raises `NoCapacity`. `None`: no limit.
-        max_consecutive_failures: So many rollouts of a dataset in a row may fail before `batch()` raises, int ≥ 1.
+        max_queued: Submissions that may wait for admission, int ≥ 1: with so many waiting `submit()` raises
+            `NoCapacity`. `None`: no limit.
+        max_consecutive_failures: Rollouts of one dataset that fail in a row before `batch()` raises `RolloutsFailing`,
+            int ≥ 1.
         max_threads: Ordinary functions that run at once, int ≥ 1.
 
     Raises:
@@ -100,6 +100,8 @@ class RolloutExecutor(Works):
         retries: int | None = None,
     ) -> int:
         """Queue a rollout, and start it as soon as the gate lets it through. Returns its id, an int > 0.
+
+        `accept`, `group_size`, `retries`: for this rollout alone. `None`: the executor's.
 
         Raises `ExecutorClosed`, `LifecycleClosed`, `NoCapacity` where `max_queued` submissions wait already, and
         `ValueError` for a group that can never fit.
@@ -197,7 +199,7 @@ class RolloutExecutor(Works):
                 self.forget(dataset)
             raise
 
-    async def batches(
+    def batches(
         self,
         dataset: Iterable[Any] | AsyncIterable[Any],
         workflow: Workflow,
@@ -205,20 +207,17 @@ class RolloutExecutor(Works):
         size: int | None = None,
         accept: Accept | None = None,
         group_size: int | None = None,
+        timeout: float | None = None,
     ) -> AsyncIterator[list[Rollout]]:
         """Yield full batches until the dataset ends; a rest that makes none is dropped. Otherwise as `batch()`.
 
+        Breaking out of the loop leaves the dataset as it is: go on with it, or `forget()` it. `timeout`: seconds for
+        each batch.
+
         Cancellation: as `batch()`.
         """
-        while True:
-            try:
-                batch = await self.batch(dataset, workflow, size=size, accept=accept, group_size=group_size)
-            except EndOfDataset as end:
-                self.forget(dataset)
-                if end.failed:
-                    _log.warning("%s", end)
-                return
-            yield batch
+        options: Any = {"size": size, "accept": accept, "group_size": group_size, "timeout": timeout}
+        return Batches(partial(self.batch, dataset, workflow, **options), partial(self.forget, dataset))
 
     def forget(self, dataset: Any) -> None:
         """Draw no more from `dataset`; its rollouts that run, or were not taken, are dropped.
@@ -299,7 +298,7 @@ class RolloutExecutor(Works):
 
     def _refuse_what_never_fits(self, count: int, group_size: int) -> None:
         self._lifecycle.gate.refuse_what_never_fits(group_size)
-        if count * group_size > (bound := self._budget.bound):
+        if count * group_size > (bound := self._budget.max_unconsumed):
             raise ValueError(
                 f"{count} results of {group_size} rollouts never fit: the budget holds {bound} that are not consumed, "
                 "(max_staleness + 1) * batch_size"

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import anyio
 from attrs import define, field
@@ -13,7 +12,7 @@ from lifecycle.states import OnStale
 from lifecycle.ticket import Ticket
 from lifecycle.turnstile import Turnstile
 
-from .values import Rollout, RolloutStatus
+from .values import Rollout
 
 Drop = Callable[["Results", list[Rollout]], None]
 """Discards accepted results that are too old, or that nobody will take."""
@@ -84,7 +83,7 @@ class Results:
 
     def tickets(self) -> Iterable[Ticket]:
         """Return the tickets of the accepted rollouts that are there."""
-        return [result.ticket for _, _, result in self._heap if result.accepted and result.ticket is not None]
+        return [result.ticket for _, _, result in self._heap if result.accepted]
 
     def put_back(self, results: Iterable[Rollout]) -> None:
         """Return results that were taken and not delivered."""
@@ -166,7 +165,7 @@ class Results:
 
     def _in_time(self, count: int) -> bool:
         """Whether what is left, running rollouts included, can still be trained on within the bound."""
-        left = [result.ticket for _, _, result in sorted(self._heap)[count:] if result.accepted and result.ticket]
+        left = [result.ticket for _, _, result in sorted(self._heap)[count:] if result.accepted]
         return self._budget.leaves_time([*left, *self._beside(self)])
 
     def _oldest(self, count: int) -> list[Rollout]:
@@ -175,8 +174,7 @@ class Results:
 
     @property
     def _drops(self) -> bool:
-        return self._budget.on_stale is OnStale.DROP or self._budget.on_stale is OnStale.WAIT
+        return self._budget.on_stale in {OnStale.DROP, OnStale.WAIT}
 
     def _is_stale(self, result: Rollout) -> bool:
-        ticket: Any = result.ticket
-        return self._drops and result.status is RolloutStatus.ACCEPTED and self._budget.is_stale(ticket)
+        return self._drops and result.accepted and self._budget.is_stale(result.ticket)

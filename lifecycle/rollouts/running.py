@@ -118,6 +118,7 @@ async def in_thread(function: Callable[[], T], limiter: anyio.CapacityLimiter) -
     call = _Call(function)
     async with limiter:
         try:
+            # With a limiter of its own: asyncio's cancellation would give ours back while the thread still runs.
             await anyio.to_thread.run_sync(call.run, limiter=anyio.CapacityLimiter(1))
         except BaseException:
             # asyncio's own cancellation goes through the shield that anyio puts around the thread.

@@ -29,9 +29,9 @@ class RolloutStatus(Enum):
     ACCEPTED = "accepted"
     """Its value is there for training."""
     REJECTED = "rejected"
-    """It returned `None`, or was not accepted by the filter."""
+    """It returned `None`, the filter did not accept it, or the workflow rejected or held its ticket."""
     FAILED = "failed"
-    """It raised, or took too long; so did each repetition."""
+    """The workflow or the filter raised, or it took too long; so did each retry."""
     STALE = "stale"
     """It was accepted, and grew older than the bound before it was taken."""
 
@@ -44,15 +44,17 @@ class Rollout:
     """As `submit()` returned it."""
     data: Any
     status: RolloutStatus
+    ticket: Ticket = field(repr=False)
+    """The ticket of its last attempt, settled or held."""
     values: tuple[Any, ...] = ()
     """What each member of the group returned, in order; those that were lost are left out."""
     errors: tuple[BaseException, ...] = ()
     """What its lost members, or its filter, raised the last time."""
-    version: int | None = None
-    """Published version when it was admitted; `None` where it never was."""
+    version: int | None
+    """Published version when it was admitted; `None` where none was published yet."""
     staleness: int | None = None
-    """Versions between that (or its oldest token, see `StalenessBudget.measured_from`) and its delivery."""
-    ticket: Ticket | None = field(default=None, repr=False)
+    """Versions between that (or its oldest token, see `StalenessBudget.measured_from`) and its delivery, or its being
+    dropped. `None` for one that was never accepted, and for evaluations."""
 
     @property
     def value(self) -> Any:
@@ -61,7 +63,7 @@ class Rollout:
 
     @property
     def error(self) -> BaseException | None:
-        """What it failed of first, or `None`."""
+        """The first of `errors`; `None` where there is none."""
         return self.errors[0] if self.errors else None
 
     @property

@@ -238,11 +238,12 @@ class Works:
         self._leave_buffer(stale, self._lifecycle.discard)
         for result in stale:
             result.status = RolloutStatus.STALE
-            self.outcomes[RolloutStatus.STALE] += not results.closed
-            if not results.closed and results.keeps_all:
-                results.put(result)
-            elif results is self._results:
+            if not results.closed:
+                self.outcomes[RolloutStatus.STALE] += 1
+            if results is self._results:
                 self._file(results, result)
+            elif results.keeps_all and not results.closed:
+                results.put(result)
 
     def _finished_beside(self, results: Results) -> Iterator[Ticket]:
         """Yield the tickets of accepted rollouts that training may still take from elsewhere."""
@@ -252,8 +253,8 @@ class Works:
     @staticmethod
     def _leave_buffer(results: list[Rollout], record: Callable[[list[Ticket]], tuple[int, ...]]) -> None:
         # A workflow that settles its own ticket may have recorded its end, too.
-        left = [(result, ticket) for result in results if (ticket := result.ticket) and not ticket.left_buffer]
-        for (result, _), versions in zip(left, record([ticket for _, ticket in left]), strict=True):
+        left = [result for result in results if not result.ticket.left_buffer]
+        for result, versions in zip(left, record([result.ticket for result in left]), strict=True):
             result.staleness = versions
 
     async def _taken(self, results: Results, count: int, timeout: float | None) -> list[Rollout]:
@@ -341,7 +342,7 @@ class Works:
         _log.warning(
             "an executor waits, nothing runs, and the budget of %d rollouts is used up at version %d: what was taken "
             "counts until the next publication%s",
-            self._budget.bound,
+            self._budget.max_unconsumed,
             self._budget.version,
             f"; {beside} results of other datasets or submissions wait to be taken: forget() the dataset if nobody will"
             if beside

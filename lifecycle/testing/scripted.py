@@ -21,7 +21,7 @@ _STEPS = (Answer, Crash, Delay, LandLate, LoseReply, Refuse, Silence)
 
 
 class ScriptedEngine:
-    """An engine with real semantics and no model: tokens count upwards from 1, weights are a version label.
+    """An engine with real semantics and no model: tokens count upwards from the end of the prompt, weights are a label.
 
     `violations` holds what a correct lifecycle never makes it do, in sentences: a test ends with it empty.
 

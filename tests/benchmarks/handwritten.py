@@ -1,14 +1,14 @@
 """The baseline: a rollout executor as frameworks write it by hand.
 
-The shape is that of AReaL's `WorkflowExecutor` and its relatives. A thread of its own runs an event loop. Its loop asks
-for the capacity, takes so many submissions out of an input queue, makes a task of each, waits for the first of them to
-finish with `asyncio.wait` for a polling interval, and puts what has finished into an output queue. The trainer's
-`wait()` drains that queue, and sleeps for a second between two looks. Counters stand behind a lock; a publication sets
-the version behind another, and the loop learns of it the next time it looks.
+The shape is a common one: a thread of its own runs an event loop. Its loop asks for the capacity, takes so many
+submissions out of an input queue, makes a task of each, waits for the first of them to finish with `asyncio.wait` for a
+polling interval, and puts what has finished into an output queue. The trainer's `wait()` drains that queue, and sleeps
+for a second between two looks. Counters stand behind a lock; a publication sets the version behind another, and the
+loop learns of it the next time it looks.
 
-It is meant to be good of its kind, and better than what is in use: those loops sleep half a second or a second after
-each turn, whatever happened in it, which limits them to `max_concurrent` rollouts in that time. This one only waits
-where there is nothing to do.
+It is meant to be good of its kind: it waits only where there is nothing to do, and not after each turn, which would
+limit it to `max_concurrent` rollouts an interval. It stands for executors that poll, and for no particular one: those
+that wait on condition variables do not pay these intervals.
 """
 
 import asyncio

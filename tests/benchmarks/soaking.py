@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -191,7 +192,7 @@ class Soak:
     async def _wait_for(self) -> None:
         ids, self._ids = self._ids[-200:], []
         for number in self._dice.sample(ids, min(3, len(ids))):
-            await self._take("results by id", lambda number=number: self.executor.wait_for(number, 0.1))  # type: ignore[misc]
+            await self._take("results by id", partial(self.executor.wait_for, number, 0.1))
 
     async def _rollout(self) -> None:
         await self._take(
@@ -354,7 +355,7 @@ class Soak:
         counted = {
             "rollouts hold a ticket": lifecycle.running,
             "rollouts count as running": budget.running,
-            "tickets are out": len(list(budget.out)),
+            "tickets are out": len(list(budget.unsettled)),
             "callers wait at the gate": lifecycle.gate.waiting,
             "rollouts run in the executor": executor.running,
             "submissions are queued": executor.queued,

@@ -120,7 +120,7 @@ async def test_a_label_that_is_no_version_of_ours_is_equal_to_none(label: str) -
         generation = await lifecycle.generate(prompt(), ticket=ticket)
         assert generation.versions == (None,) * 4
         assert budget.mask(generation.versions) == (False,) * 4
-        assert ticket.oldest_token is None
+        assert ticket.oldest_token_version is None
         assert budget.staleness(ticket) == 0
         check(stage)
 

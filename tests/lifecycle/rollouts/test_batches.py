@@ -1,6 +1,5 @@
 """`batch()` and `batches()`: full batches from a dataset, with the fleet kept busy in between."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.anyio
 
 async def _not_dull(value: Any) -> bool:
     return bool(value != "dull")
-
-
-async def _slowly(count: int) -> AsyncIterator[int]:
-    for number in range(1, count + 1):
-        await anyio.sleep(10)
-        yield number
 
 
 async def test_a_batch_is_as_large_as_the_budget_says() -> None:

@@ -15,10 +15,6 @@ from .rollouts_rig import Dataset, echo, outcome_of, settled, staged, start, wit
 pytestmark = pytest.mark.anyio
 
 
-async def _not_dull(value: Any) -> bool:
-    return bool(value != "dull")
-
-
 async def _slowly(count: int) -> AsyncIterator[int]:
     for number in range(1, count + 1):
         await anyio.sleep(10)

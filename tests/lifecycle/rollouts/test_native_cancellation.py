@@ -14,7 +14,7 @@ from lifecycle.rollouts import BlockingEpisode
 from tests.lifecycle.driver.driver_rig import Later
 from tests.virtual_time import on_virtual_clock
 
-from .rollouts_rig import Script, Stage, settled, staged, start
+from .rollouts_rig import Dataset, Stage, outcome_of, settled, staged, start
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited")]
 
@@ -152,36 +152,36 @@ async def test_a_thread_whose_task_is_cancelled_is_waited_for() -> None:
         assert (await stage.executor.rollout([1], workflow))[0].value == 1
 
 
-@pytest.mark.parametrize("name", ["_serve", "feed"])
-async def test_a_keeper_that_is_cancelled_tells_everybody(name: str) -> None:
-    """The executor's own task closes it, a dataset's ends the dataset; the caller's block is not cancelled."""
+def _cancel(name: str) -> None:
+    """Cancel the executor's task that runs a method of this name."""
+    [task] = [task for task in asyncio.all_tasks() if task.get_name().endswith(name)]
+    task.cancel()
+
+
+async def test_an_executor_whose_own_task_is_cancelled_is_closed() -> None:
+    """Whoever waits is told; the caller's block is not cancelled."""
     async with staged(batch_size=2, max_staleness=0) as stage, anyio.create_task_group() as tasks:
-        script = Script()
         waiting = start(tasks, lambda: stage.executor.wait(1))
-
-        async def batch() -> Any:
-            try:
-                return await stage.executor.batch(iter([1]), script)
-            except RuntimeError as error:
-                return error
-
-        drawing = start(tasks, batch)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        for task in asyncio.all_tasks():
-            if task.get_name().endswith(name):
-                task.cancel()
+        drawing = start(tasks, lambda: stage.executor.batch(Dataset(), stage.script))
         await settled()
-        if name == "_serve":
-            assert isinstance(waiting.error, ExecutorClosed)
-            assert isinstance(drawing.value, ExecutorClosed)
-        else:
-            stage.submit("a")
-            await settled()
-            stage.script.succeed("a")
-            await settled()
-            assert waiting.done
-            for run in script.active:
-                run.fail()
-            await settled()
-            assert drawing.done
+        _cancel("_serve")
+        await settled()
+        assert [type(waiting.error), type(drawing.error)] == [ExecutorClosed, ExecutorClosed]
+
+
+async def test_a_dataset_whose_task_is_cancelled_has_ended() -> None:
+    """Whoever waits for a batch is told once the last of it has ended; nobody else is concerned."""
+    async with staged(batch_size=2, max_staleness=0) as stage, anyio.create_task_group() as tasks:
+        drawing = start(tasks, lambda: outcome_of(lambda: stage.executor.batch(Dataset(), stage.script)))
+        await settled()
+        _cancel("feed")
+        await settled()
+        assert (stage.script.waiting, drawing.done) == ([1, 2], False)
+        for run in stage.script.active:
+            run.fail()
+        await settled()
+        assert str(drawing.value) == "drawing from the dataset was cancelled"
+        [number] = stage.submit("a")
+        await settled()
+        stage.script.succeed("a")
+        assert (await stage.executor.wait_for(number)).accepted

@@ -1,27 +1,15 @@
 """What can never work is refused where it is written; what the caller raises comes out as it is."""
 
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from lifecycle import RolloutExecutor, State
 from lifecycle.errors import ExecutorClosed, NoCapacity, NoSuchRollout
-from lifecycle.rollouts import BlockingEpisode
 
 from .rollouts_rig import echo, settled, staged
 
 pytestmark = pytest.mark.anyio
-
-TOKEN: ContextVar[str] = ContextVar("TOKEN", default="nobody")
-
-
-def _echo_in_a_thread(_: BlockingEpisode, data: Any) -> Any:
-    return data
-
-
-class _Foreign(BaseException):
-    """Another library's idea of a cancellation."""
 
 
 async def test_more_submissions_than_may_wait_are_refused() -> None:

@@ -75,7 +75,7 @@ async def test_what_was_not_finished_in_time_is_given_up_and_holds_nothing(settl
         stage.script.of("b").fail()
         await settled()
         assert (stage.executor.running, stage.budget.running, stage.budget.capacity()) == (0, 0, 2)
-        assert stage.budget.bound - stage.budget.accepted + stage.budget._excess == 4
+        assert stage.budget.max_unconsumed - stage.budget.counted == 4
 
 
 async def test_a_rollout_over_a_publication_says_how_old_it_is() -> None:

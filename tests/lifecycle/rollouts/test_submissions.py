@@ -148,19 +148,21 @@ async def test_a_workflow_may_submit_further_rollouts() -> None:
     ("verdict", "status"), [("accept", RolloutStatus.ACCEPTED), ("reject", RolloutStatus.REJECTED)]
 )
 async def test_a_workflow_may_settle_its_own_ticket(verdict: str, status: RolloutStatus) -> None:
-    """Its word counts, whatever it returns or raises afterwards."""
+    """Its word counts where it brings a value; what it accepted and then failed to bring holds no capacity."""
 
     async def workflow(episode: Episode, data: Any) -> Any:
         getattr(episode.ticket, verdict)()
         if data == "raises":
             raise ZeroDivisionError
-        return None if verdict == "accept" else data
+        return None if data == "nothing" else data
 
     async with staged() as stage:
-        numbers = [stage.executor.submit(workflow, data) for data in ("returns", "raises")]
+        numbers = [stage.executor.submit(workflow, data) for data in ("a", "nothing", "raises")]
         await settled()
-        assert [(await stage.executor.wait_for(number)).status for number in numbers] == [status, status]
-        assert stage.counts == ((0, 2, 0) if verdict == "accept" else (0, 0, 2))
+        results = [await stage.executor.wait_for(number) for number in numbers]
+        assert [result.status for result in results] == [status, RolloutStatus.REJECTED, RolloutStatus.FAILED]
+        assert stage.counts == ((0, 3, 0) if verdict == "accept" else (0, 0, 3))
+        assert stage.budget.capacity() == (7 if verdict == "accept" else 8)
 
 
 async def test_a_subscriber_that_raises_hurts_no_rollout() -> None:

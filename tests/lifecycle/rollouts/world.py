@@ -111,7 +111,7 @@ class World:
             self._call("resume", self.stage.lifecycle.resume)
 
     def _wait(self, a: int, b: int) -> None:
-        count, timeout = 1 + a % min(3, self.stage.budget.bound), b % 4 or None
+        count, timeout = 1 + a % min(3, self.stage.budget.max_unconsumed), b % 4 or None
         self._call("wait", lambda: self.stage.executor.wait(count, timeout))
 
     def _wait_for(self, a: int, b: int) -> None:
@@ -120,14 +120,14 @@ class World:
             self._call("wait_for", lambda: self.stage.executor.wait_for(number, timeout))
 
     def _batch(self, a: int, b: int) -> None:
-        size = 1 + a % min(3, self.stage.budget.bound)
+        size = 1 + a % min(3, self.stage.budget.max_unconsumed)
         self._call("batch", lambda: self.stage.executor.batch(self.dataset, self.stage.script, size=size))
 
     def _forget(self, a: int, b: int) -> None:
         self.stage.executor.forget(self.dataset)
 
     def _rollout(self, a: int, b: int) -> None:
-        items = range(min(a % 3, self.stage.budget.bound))
+        items = range(min(a % 3, self.stage.budget.max_unconsumed))
         self._call("rollout", lambda: self.stage.executor.rollout(items, self.stage.script, timeout=b % 4 or None))
 
     def _evaluate(self, a: int, b: int) -> None:
@@ -229,8 +229,8 @@ class World:
                 case _:
                     pass
         unconsumed = budget.running + budget.accepted - freed
-        assert unconsumed <= budget.bound
-        free = budget.bound - unconsumed
+        assert unconsumed <= budget.max_unconsumed
+        free = budget.max_unconsumed - unconsumed
         most = budget.max_concurrent
         assert budget.capacity() == (free if most is None else min(free, most - budget.running))
 

@@ -49,7 +49,7 @@ def groups(on_stale: OnStale = OnStale.DROP, measured_from: MeasuredFrom = Measu
             await lifecycle.publish(SOURCE, version=3)
             await lifecycle.publish(SOURCE, version=4)
             if measured_from is MeasuredFrom.OLDEST_TOKEN or on_stale in {OnStale.KEEP, OnStale.MASK}:
-                late.oldest_token = 3
+                late.oldest_token_version = 3
                 lifecycle.consume([late])
             else:
                 lifecycle.discard([late])

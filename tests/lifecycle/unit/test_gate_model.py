@@ -115,7 +115,7 @@ class GateModel(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1), consumed=st.booleans())
     def publish(self, share: float, consumed: bool) -> None:
         """A version is published, or part of the buffer is dropped."""
-        buffered = self.budget.bound - self.budget.running - self._free
+        buffered = self.budget.max_unconsumed - self.budget.running - self._free
         count = round(share * buffered)
 
         def advance() -> None:

@@ -121,7 +121,7 @@ class BudgetModel(RuleBasedStateMachine):
         budget = self.budget
         running = sum(ticket.group_size for ticket in self.running)
         assert (budget.running, budget.accepted, budget.rejected) == (running, self.accepted, self.rejected)
-        assert list(budget.out) == sorted(self.running, key=lambda ticket: ticket.id)
+        assert list(budget.unsettled) == sorted(self.running, key=lambda ticket: ticket.id)
         assert budget.counted == self.buffer + self.taken_now + budget.version * budget.batch_size
         assert budget.submitted == running + self.accepted + self.rejected
 

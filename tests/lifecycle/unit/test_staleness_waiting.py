@@ -74,7 +74,7 @@ def test_a_trainer_that_waits_never_sees_what_is_too_old_and_never_stops(
         assert not any(trainer.budget.is_stale(ticket) for ticket in trainer.buffer)
     # From here on everything ends well: each version's batch is taken in the end.
     version = trainer.budget.version
-    for _ in range(4 * trainer.budget.bound):
+    for _ in range(4 * trainer.budget.max_unconsumed):
         trainer.end(0, True)
         while trainer.train():
             pass

@@ -36,7 +36,7 @@ def test_staleness_counts_from_admission_or_from_the_oldest_token() -> None:
     ticket.saw((8, None, 7))
     ticket.saw(())
     ticket.saw((None,))
-    assert (by_admission.staleness(ticket), by_token.staleness(ticket), ticket.oldest_token) == (3, 1, 7)
+    assert (by_admission.staleness(ticket), by_token.staleness(ticket), ticket.oldest_token_version) == (3, 1, 7)
     assert (by_admission.is_stale(ticket), by_token.is_stale(ticket)) == (True, False)
     ticket.saw((6,))
     assert by_token.staleness(ticket) == 2

@@ -52,6 +52,7 @@ class SubmissionGate:
         self._outside: set[int] = set()
         self._idle: list[anyio.Event] = []
         self._next_evaluation = 0
+        self._budget.rebound = self._rebound
         self._thread = 0
         """Of the event loop that tickets are given out in."""
         self._watchers: tuple[Callable[[], None], ...] = ()
@@ -186,6 +187,18 @@ class SubmissionGate:
         since_token = self._budget.staleness(ticket) if by_token else None
         self._recorder.note(kind, ticket=ticket.id, staleness=since_admission, by_token=since_token)
         return since_admission if since_token is None else since_token
+
+    def _rebound(self) -> None:
+        if self._state() is State.CLOSED:
+            return  # the bounds are told when it opens
+        budget = self._budget
+        self._recorder.note(
+            e.BudgetChanged,
+            batch_size=budget.batch_size,
+            max_staleness=budget.max_staleness,
+            max_concurrent=budget.max_concurrent,
+        )
+        self.wake()
 
     def _has_room(self, size: int) -> bool:
         return self._budget.capacity() >= size and self._state() is State.RUNNING and self._cohort.submission_open

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import define, field
-from attrs.setters import NO_OP
+from attrs.setters import NO_OP, validate
 from attrs.validators import instance_of, optional
 
 from .checks import whole
@@ -27,6 +27,19 @@ def _at_least(minimum: int) -> Callable[[object, Any, Any], None]:
     return check
 
 
+def _from_now_on(budget: "StalenessBudget", _: Any, batch_size: int) -> int:
+    """Let another size of batches count from this version on, and not for those that were consumed."""
+    budget._excess += budget.version * (budget.batch_size - batch_size)  # noqa: SLF001 - its own setter
+    return batch_size
+
+
+def _told(budget: "StalenessBudget", attribute: Any, value: Any) -> Any:
+    """Let those who wait look at the new bound: there may be room now."""
+    vars(StalenessBudget)[attribute.name].__set__(budget, value)
+    budget.rebound()
+    return value
+
+
 @define(kw_only=True, eq=False)
 class StalenessBudget:
     """How many rollouts may be admitted now, and which are too old. A plain object, usable without a `Lifecycle`.
@@ -35,11 +48,11 @@ class StalenessBudget:
     thread-safe.
     """
 
-    batch_size: int = field(validator=_at_least(1))
+    batch_size: int = field(validator=_at_least(1), on_setattr=[validate, _from_now_on, _told])
     """Rollouts that one version consumes."""
-    max_staleness: int = field(validator=_at_least(0))
+    max_staleness: int = field(validator=_at_least(0), on_setattr=[validate, _told])
     """Versions by which a consumed rollout may be older than the policy that trains on it. 0: synchronous."""
-    max_concurrent: int | None = field(default=None, validator=optional(_at_least(1)))
+    max_concurrent: int | None = field(default=None, validator=optional(_at_least(1)), on_setattr=[validate, _told])
     """Rollouts running at once. `None`: bounded by staleness alone."""
     on_stale: OnStale = field(default=OnStale.DROP, validator=instance_of(OnStale))
     """What becomes of rollouts that are too old when training would take them."""
@@ -58,6 +71,8 @@ class StalenessBudget:
     _taken: int | None = field(default=None, init=False)
     """Rollouts that `consume()` was told of since the last version; `None` where it never was."""
     _out: dict[int, Ticket] = field(factory=dict, init=False, repr=False)
+    rebound: Callable[[], None] = field(default=lambda: None, init=False, repr=False)
+    """Called when a bound was assigned."""
     _ids: "itertools.count[int]" = field(factory=lambda: itertools.count(1), init=False, repr=False)
 
     # ------------------------------------------------------------------------------------------------------- admission

@@ -45,8 +45,8 @@ class Arrivals:
     logprobs: list[float] = field(factory=list, init=False)
     finish_reason: str | None = field(default=None, init=False)
     _spans: tuple[VersionSpan, ...] | None = field(default=None, init=False)
-    _missing: int = field(default=0, init=False)
-    """Tokens that were made and have not come, so that later ones can't be used."""
+    _made: int = field(default=0, init=False)
+    """Tokens that there are, by the highest number told. Where fewer have come, later ones can't be used."""
     _lost: int = field(default=0, init=False)
 
     def add(self, chunk: Chunk) -> Tokens | None:
@@ -58,8 +58,8 @@ class Arrivals:
         new = total - len(self.ids)
         if chunk.finish_reason is not None:
             self.finish_reason, self._spans, self._lost = chunk.finish_reason, chunk.spans, max(0, -new)
-        self._missing = max(0, new - len(chunk.ids))
-        if self._missing or new <= 0:
+        self._made = max(self._made, total)
+        if new <= 0 or new > len(chunk.ids):
             return None
         if len(chunk.ids) != len(chunk.logprobs):
             raise out_of_step(self.engine, len(chunk.ids), len(chunk.logprobs))
@@ -71,7 +71,7 @@ class Arrivals:
     def segment(self) -> Segment:
         """Return what was generated. Where tokens are missing it ends before them, so that they are made again."""
         count, reason = len(self.ids), self.finish_reason
-        if self._missing:
+        if self._made > count:
             reason = "abort"
         elif reason not in _ENDINGS:
             reason = "stop"

@@ -7,6 +7,7 @@ out. No event holds a prompt, a tensor or a secret; fields marked `journal=False
 
 from .base import Event
 from .facts import (
+    BudgetChanged,
     CacheFlushed,
     CanaryAnswered,
     DebtSettled,
@@ -76,6 +77,7 @@ __all__ = [
     "AbandonUpdate",
     "AbortGeneration",
     "BeginUpdate",
+    "BudgetChanged",
     "CacheFlushed",
     "Canary",
     "CanaryAnswered",

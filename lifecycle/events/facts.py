@@ -246,6 +246,15 @@ class DebtSettled(Fact):
 
 
 @frozen(kw_only=True)
+class BudgetChanged(Fact):
+    """The staleness budget has other bounds from here on."""
+
+    batch_size: int
+    max_staleness: int
+    max_concurrent: int | None = None
+
+
+@frozen(kw_only=True)
 class RolloutAdmitted(Fact):
     """A ticket was given out."""
 

@@ -127,8 +127,8 @@ class Stream:
 
     def _warn(self, result: Rollout) -> None:
         """Say what would otherwise be seen by nobody: the first failure of a row, and a long row of rejections."""
-        if isinstance(result.error, genuine()):
-            return  # the executor is being closed
+        if self._stopped or isinstance(result.error, genuine()):
+            return  # the dataset was forgotten, or the executor is being closed
         if len(self._failures) == 1:
             _log.warning("rollout %d of a dataset failed (%s)", result.id, type(self._failures[0]).__name__)
         elif self._in_vain in _ROWS_TOLD:

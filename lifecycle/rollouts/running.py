@@ -35,7 +35,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def no_awaitable(value: T) -> T:
     """Return `value`. Raises `TypeError` for what nobody has awaited: of a lambda around a coroutine function, say."""
-    if inspect.isawaitable(value):
+    if inspect.isawaitable(value) or inspect.isasyncgen(value):
         if inspect.iscoroutine(value):
             value.close()
         raise TypeError("it looked like an ordinary function, ran in a thread, and returned a coroutine: use async def")

@@ -44,6 +44,7 @@ class Rollouts:
         """The last ticket given out, of rollouts and of evaluations, which are numbered downwards."""
         self._flying: Counter[tuple[int, str]] = Counter()
         self.rules: Mapping[type[e.Event], Callable[[Any], None]] = {
+            e.BudgetChanged: self._rebound,
             e.RolloutAdmitted: self._admitted,
             e.RolloutSettled: self._settled,
             e.RolloutConsumed: self._consumed,
@@ -58,6 +59,15 @@ class Rollouts:
         self._buffer.clear()
         self._flying.clear()
         self._last = {False: 0, True: 0}
+
+    def _rebound(self, event: e.BudgetChanged) -> None:
+        budget = self._known.cohort.budget
+        if isinstance(budget, Unlimited):
+            self._known.breach("staleness", "a budget changes where there was none")
+            return
+        for name in ("batch_size", "max_staleness", "max_concurrent"):
+            if getattr(event, name) != getattr(budget, name):
+                setattr(budget, name, getattr(event, name))
 
     def _admitted(self, event: e.RolloutAdmitted) -> None:
         known, ticket = self._known, event.ticket

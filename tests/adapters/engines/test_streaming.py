@@ -70,6 +70,13 @@ def test_a_generation_ends_before_tokens_that_never_came(end: list[Chunk]) -> No
     assert (ids, segment.output_ids, segment.finish_reason) == ([1, 2, 3], (1, 2, 3), "abort")
 
 
+@pytest.mark.parametrize("after", [chunk([]), chunk([2], 2)], ids=["an empty event", "a late token"])
+def test_a_gap_is_not_forgotten_for_what_comes_after_the_end(after: Chunk) -> None:
+    """A token that never came is made again, whatever else the server sends."""
+    ids, segment = taken(chunk([1], 1), chunk([3], 3, finish_reason=LENGTH), after)
+    assert (ids, segment.finish_reason) == ([1, *after.ids], "abort")
+
+
 def test_a_gap_that_is_filled_is_none() -> None:
     """A later chunk may hold everything, also what one before it had left out."""
     ids, segment = taken(chunk([1, 2], 2), chunk([4], 4), chunk([1, 2, 3, 4, 5], 5, finish_reason=LENGTH))

@@ -43,6 +43,17 @@ async def test_a_coroutine_function_is_seen_through_what_wraps_it(workflow: Any)
         assert (result.value, result.errors) == ("a", ())
 
 
+async def _generator(_: Episode, data: Any) -> Any:
+    yield data
+
+
+async def test_an_asynchronous_generator_is_no_workflow() -> None:
+    """What it would yield is no value."""
+    async with staged() as stage:
+        [result] = await stage.executor.rollout(["a"], _generator)
+        assert "use async def" in str(result.error)
+
+
 async def test_a_lambda_that_returns_a_coroutine_is_told_what_to_be() -> None:
     """Never is a coroutine that nobody awaits taken for a value, or for the word of a filter."""
 

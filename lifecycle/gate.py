@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 from attrs import define, field
 
 from . import events as e
@@ -91,6 +92,7 @@ class SubmissionGate:
                 sleeper.ticket.reject()
             raise
         if sleeper.ticket is None:
+            await checkpoint_if_cancelled()  # who is cancelled, too, gets the cancellation
             raise sleeper.error or LifecycleClosed("the lifecycle was closed while a rollout waited to start")
         return sleeper.ticket
 

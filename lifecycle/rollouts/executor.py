@@ -188,7 +188,7 @@ class RolloutExecutor(Works):
         group_size = self._group_size if group_size is None else whole("group_size", group_size, 1)
         size = self._batch_size(group_size) if size is None else whole("size", size, 1)
         self._refuse_what_never_fits(size, group_size)
-        self._refuse_closed()
+        await self._refuse_when_closed()
         share = (self._budget.max_staleness + 1) * size
         stream = self._stream(dataset, Recipe(workflow, accept, group_size, share))
         try:
@@ -243,6 +243,7 @@ class RolloutExecutor(Works):
 
         Cancellation: what was not finished is given up, and its tickets are returned.
         """
+        await self._refuse_when_closed()
         items = list(batch)
         self._refuse_what_never_fits(len(items), self._group_size if group_size is None else group_size)
         with self._own_results() as own:
@@ -271,21 +272,21 @@ class RolloutExecutor(Works):
 
         Cancellation: rollouts that run are given up.
         """
-        self._refuse_closed()
+        await self._refuse_when_closed()
         concurrency = (
             self._budget.max_concurrent or 256 if concurrency is None else whole("concurrency", concurrency, 1)
         )
         with self._own_results() as own:
             items = list(dataset)
             async with self._lifecycle.undisturbed():
-                self._refuse_closed()
+                await self._refuse_when_closed()
                 self._refuse_where_nothing_is_evaluated()
                 jobs = [self._evaluation_of(workflow, item, own) for item in items]
                 with anyio.move_on_after(timeout) as scope:
                     await self._evaluations.run(jobs, concurrency)
                 if scope.cancelled_caught:
                     raise TimeoutError(f"{len(own)} of {len(jobs)} evaluations ended within {timeout:g} s")
-                self._refuse_closed()
+                await self._refuse_when_closed()
             return sorted(own.take_all(), key=lambda result: result.id)
 
     # ---------------------------------------------------------------------------------------------------------- inside

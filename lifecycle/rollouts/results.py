@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 from attrs import define, field
 
 from lifecycle.errors import LifecycleError
@@ -155,6 +156,7 @@ class Results:
                 self.put_back(taker.taken)
             raise
         if taker.error is not None:
+            await checkpoint_if_cancelled()  # who is cancelled, too, gets the cancellation
             raise taker.error
         return taker.taken or []
 

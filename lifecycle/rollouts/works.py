@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from lifecycle.checks import whole
 from lifecycle.controller import Lifecycle
@@ -257,8 +258,17 @@ class Works:
         for result, versions in zip(left, record([result.ticket for result in left]), strict=True):
             result.staleness = versions
 
-    async def _taken(self, results: Results, count: int, timeout: float | None) -> list[Rollout]:
+    async def _refuse_when_closed(self) -> None:
+        """Raise `ExecutorClosed`; but the cancellation where that is why the executor was closed.
+
+        Cancellation: nothing is changed.
+        """
+        if self._closed:
+            await checkpoint_if_cancelled()
         self._refuse_closed()
+
+    async def _taken(self, results: Results, count: int, timeout: float | None) -> list[Rollout]:
+        await self._refuse_when_closed()
         self._refuse_in_vain(results, count)
         return await self._in_time(results.take, count, timeout)
 

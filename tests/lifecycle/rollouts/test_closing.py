@@ -11,7 +11,7 @@ from lifecycle import Episode
 from lifecycle.errors import ExecutorClosed, NoSuchRollout
 from lifecycle.rollouts import BlockingEpisode, RolloutExecutor
 
-from .rollouts_rig import Stage, settled, staged, start
+from .rollouts_rig import Stage, echo, settled, staged, start
 
 pytestmark = pytest.mark.anyio
 
@@ -162,3 +162,28 @@ async def test_an_interruption_by_the_keyboard_gets_through() -> None:
             await hold()
         assert caught.group_contains(KeyboardInterrupt)
         assert stage.budget.running == 0
+
+
+@pytest.mark.parametrize("call", ["batch", "wait", "rollout", "evaluate"])
+async def test_a_cancelled_caller_gets_its_cancellation_and_not_the_news_of_the_closing(call: str) -> None:
+    """A cancellation from outside closes the executor, too; who comes out of a shield then is told of no error."""
+    calls: dict[str, Callable[[RolloutExecutor], Awaitable[Any]]] = {
+        "batch": lambda executor: executor.batch([1, 2], echo, size=2),
+        "wait": lambda executor: executor.wait(1),
+        "rollout": lambda executor: executor.rollout([1], echo),
+        "evaluate": lambda executor: executor.evaluate([1], echo),
+    }
+    raised: list[BaseException] = []
+    async with staged() as stage:
+        with anyio.CancelScope() as scope:
+            async with RolloutExecutor(stage.lifecycle) as executor:
+                with anyio.CancelScope(shield=True):
+                    scope.cancel()
+                    await settled()
+                try:
+                    await calls[call](executor)
+                except BaseException as error:
+                    raised.append(error)
+                    raise
+        assert scope.cancelled_caught
+        assert [type(error) for error in raised] == [anyio.get_cancelled_exc_class()]

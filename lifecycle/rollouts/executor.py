@@ -19,6 +19,9 @@ from .results import Results
 from .values import Accept, Rollout, Workflow
 from .works import Works
 
+EVALUATIONS_AT_ONCE = 256
+"""Where neither the caller nor the budget says how many."""
+
 
 class RolloutExecutor(Works):
     """Run workflows as rollouts: each under a ticket that is settled exactly once, whatever becomes of its task.
@@ -173,8 +176,8 @@ class RolloutExecutor(Works):
         filtered out or dropped for its age is replaced by further items. An iterable is iterated on the event loop: let
         a slow one be asynchronous.
 
-        `size`: results in a batch; `None`: as many groups as the budget's `batch_size` holds. `timeout`: seconds;
-        `None`: no limit.
+        `size`: results in a batch; `None`: as many groups as the budget's `batch_size` holds. `accept`, `group_size`:
+        `None` for the executor's own. `timeout`: seconds; `None`: no limit.
 
         Raises `EndOfDataset` when the items left make no full batch; results that are left can be had with a smaller
         `size`. `RolloutsFailing` when `max_consecutive_failures` in a row have failed, or all of a dataset that has
@@ -265,7 +268,7 @@ class RolloutExecutor(Works):
 
         Filters, groups and retries are for training: here they do not apply. Works in RUNNING and SUSPENDED. Operations
         of the lifecycle wait until it is over. `concurrency`: rollouts at once; `None`: the budget's `max_concurrent`,
-        or 256. `timeout`: seconds for all.
+        or `EVALUATIONS_AT_ONCE`. `timeout`: seconds for all.
 
         Raises `TimeoutError`, `ExecutorClosed`, `LifecycleClosed` or `LifecycleFaulted`, and `IllegalTransition` in any
         other state, since none can be left meanwhile.
@@ -273,9 +276,9 @@ class RolloutExecutor(Works):
         Cancellation: rollouts that run are given up.
         """
         await self._refuse_when_closed()
-        concurrency = (
-            self._budget.max_concurrent or 256 if concurrency is None else whole("concurrency", concurrency, 1)
-        )
+        if concurrency is None:
+            concurrency = self._budget.max_concurrent or EVALUATIONS_AT_ONCE
+        whole("concurrency", concurrency, 1)
         with self._own_results() as own:
             items = list(dataset)
             async with self._lifecycle.undisturbed():

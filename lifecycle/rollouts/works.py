@@ -32,6 +32,7 @@ from .values import Accept, Rollout, RolloutStatus, Workflow
 
 _log = logging.getLogger("lifecycle")
 
+_ENTER_FIRST = "enter the executor first: async with RolloutExecutor(...) as executor"
 _REMEMBERED = 1_000
 """Rollouts without a result for training, whose fate `wait_for()` can still tell."""
 
@@ -107,7 +108,7 @@ class Works:
     @property
     def _crew(self) -> Crew:
         if self._entered is None:
-            raise RuntimeError("enter the executor first: async with RolloutExecutor(...) as executor")
+            raise RuntimeError(_ENTER_FIRST)
         return self._entered
 
     async def _serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -334,7 +335,8 @@ class Works:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ExecutorClosed("the executor is closed")
-        _ = self._crew
+        if self._entered is None:
+            raise RuntimeError(_ENTER_FIRST)
 
     def _refuse_in_vain(self, results: Results, count: int) -> None:
         if len(results) < count and (error := hopeless(self._lifecycle.state)) is not None:

@@ -187,3 +187,22 @@ async def test_a_cancelled_caller_gets_its_cancellation_and_not_the_news_of_the_
                     raise
         assert scope.cancelled_caught
         assert [type(error) for error in raised] == [anyio.get_cancelled_exc_class()]
+
+
+async def test_a_cancellation_from_outside_starts_nothing_more() -> None:
+    """What runs makes room as it ends, and what is queued must not begin in it, only to be cancelled in its turn."""
+    begun: list[int] = []
+
+    async def workflow(_: Episode, data: int) -> Any:
+        begun.append(data)
+        await anyio.sleep_forever()
+
+    async with staged(batch_size=2, max_staleness=0) as stage:
+        with anyio.CancelScope() as scope:
+            async with RolloutExecutor(stage.lifecycle) as executor:
+                for number in range(8):
+                    executor.submit(workflow, number)
+                await settled()
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert (sorted(begun), stage.counts) == ([0, 1], (0, 0, 2))
